@@ -1,0 +1,81 @@
+"""Attentions by name. Every module of this package registers its own; so can a user's file."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..errors import UserError, unknown
+from . import spec as specs
+from .contract import Attention, Grid
+from .spec import Options, Spec
+
+_ATTENTIONS: dict[str, type[Attention]] = {}
+A = TypeVar("A", bound=type[Attention])
+
+
+def register(cls: A) -> A:
+    """Class decorator: make an attention known under its `name`."""
+    name = cls.__dict__.get("name")
+    if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum() or name[0].isdigit():
+        raise UserError(f"{cls.__name__} needs a class attribute `name`: a word, got {name!r}")
+    other = _ATTENTIONS.get(name)
+    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise UserError(f"attention {name!r} already exists: {other.__module__}.{other.__qualname__}")
+    _ATTENTIONS[name] = cls
+    return cls
+
+
+def attentions() -> dict[str, type[Attention]]:
+    """Every registered attention, by name."""
+    return dict(sorted(_ATTENTIONS.items()))
+
+
+def kinds() -> dict[str, type[Options]]:
+    return {name: cls.Options for name, cls in _ATTENTIONS.items()}
+
+
+def attention_class(name: str) -> type[Attention]:
+    if name not in _ATTENTIONS:
+        raise unknown("attention", name, _ATTENTIONS)
+    return _ATTENTIONS[name]
+
+
+def parse(text: str | Spec) -> Spec:
+    """A spec's text into its name and typed options; errors name what exists."""
+    return text if isinstance(text, Spec) else specs.parse(text, kinds())
+
+
+def expand(text: str, count: int, unit: str = "layers") -> list[Spec]:
+    """The spec of each layer (or stage) that a text such as `2xfull/10xfoveal:keep=0.1` names."""
+    return specs.expand(text, count, kinds(), unit)
+
+
+def create(spec: str | Spec, dim: int, num_heads: int, *, grid: Grid, **arguments: Any) -> Attention:
+    """Build an attention from its spec; `arguments` are those of `Attention`."""
+    spec = parse(spec)
+    return attention_class(spec.name)(dim, num_heads, grid=grid, options=spec.options, **arguments)
+
+
+def load_plugin(path: str | Path) -> None:
+    """Import a user's Python file so that the attentions it registers can be named."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"plugin {str(path)!r} is not a file")
+    module_name = f"attendless_plugin_{path.stem}"
+    found = importlib.util.spec_from_file_location(module_name, path)
+    if found is None or found.loader is None:
+        raise UserError(f"plugin {str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module
+    found.loader.exec_module(module)
+
+
+def register_package(package: Any) -> None:
+    """Import every module of a package, so that adding an attention means writing one file."""
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")

@@ -1,0 +1,214 @@
+"""Specs: an attention and its options as one short text, the same in Python, on the command line and in reports.
+
+    full                              a name alone: every option at its default
+    bigbird:random=3,window=1         `,` between options, `=` before a value
+    evit:keep=0.7,at=3/6/9,fuse       `/` between the items of a list; a bare word is true
+    window/window/full/full           `/` between parts: one per stage of a pyramid, or per layer
+    2xfull/10xfoveal:keep=0.1         `NxPART`: the part N times
+
+Options are a frozen dataclass; the text is parsed by its annotations, and printing gives back the shortest text that
+parses to the same options.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from ..errors import UserError, unknown
+
+O = TypeVar("O", bound="Options")
+_PART = re.compile(r"(?:(?P<count>[0-9]+)x)?(?P<name>[a-zA-Z_][\w.-]*)(?::(?P<options>.*))?$", re.DOTALL)
+
+
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
+    """A field of an `Options` class: its default, one line of help, and the closed range its value must lie in."""
+    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of every mechanism's options. Subclasses are frozen dataclasses whose fields are made by `option`."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            low, high = field.metadata.get("low"), field.metadata.get("high")
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, bool) or not isinstance(item, int | float):
+                    continue
+                if (low is not None and not item >= low) or (high is not None and not item <= high):
+                    raise UserError(f"option {field.name}={_print(value)} is out of range: expected {_range(low, high)}")
+
+    def __str__(self) -> str:
+        given = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                given.append(field.name if value is True else f"{field.name}={_print(value)}")
+        return ",".join(given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A mechanism's name with its typed options; `str()` gives the text it is written as."""
+
+    name: str
+    options: Options
+
+    def __str__(self) -> str:
+        options = str(self.options)
+        return f"{self.name}:{options}" if options else self.name
+
+    def replace(self, **changes: Any) -> Spec:
+        return Spec(self.name, dataclasses.replace(self.options, **changes))
+
+
+def parse_options(text: str, kind: type[O], owner: str) -> O:
+    """`"keep=0.1,fuse"` → `kind(keep=0.1, fuse=True)`; `owner` names the mechanism in errors."""
+    hints = typing.get_type_hints(kind)
+    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    values: dict[str, Any] = {}
+    for item in filter(None, text.split(",")):
+        name, equals, value = item.partition("=")
+        if name not in fields:
+            raise unknown(f"option of {owner}", name, fields)
+        if name in values:
+            raise UserError(f"option {name} of {owner} is given twice in {text!r}")
+        values[name] = _value(value if equals else "true", fields[name], f"{owner}:{name}")
+    try:
+        return kind(**values)
+    except UserError as error:
+        raise UserError(f"{owner}: {error}") from None
+
+
+def describe_options(kind: type[Options]) -> list[dict[str, Any]]:
+    """Name, type, default, range and help of each option, for `attendless list` and error texts."""
+    hints = typing.get_type_hints(kind)
+    return [
+        {
+            "name": field.name,
+            "type": _type_text(hints[field.name]),
+            "default": field.default,
+            "range": _range(field.metadata.get("low"), field.metadata.get("high")),
+            "help": field.metadata.get("help", ""),
+        }
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def parse(text: str, kinds: Mapping[str, type[Options]], what: str = "attention") -> Spec:
+    """One part, such as `foveal:keep=0.1`, into a `Spec`; `kinds` maps each existing name to its options."""
+    match = _PART.match(text.strip())
+    if not match or match["count"]:
+        raise UserError(f"cannot read {what} {text!r}: expected NAME or NAME:OPTION=VALUE,…")
+    if match["name"] not in kinds:
+        raise unknown(what, match["name"], kinds)
+    return Spec(match["name"], parse_options(match["options"] or "", kinds[match["name"]], match["name"]))
+
+
+def split_parts(text: str, kinds: Mapping[str, type[Options]]) -> list[str]:
+    """Cut a text at each `/` that is followed by a name (with or without a count); other `/` belong to a list."""
+    parts: list[str] = []
+    for piece in text.strip().split("/"):
+        match = _PART.match(piece)
+        # An unknown word right after a complete part is a misspelt name, not an item of a list.
+        begins = match is not None and (match["name"] in kinds or not parts or "=" not in parts[-1])
+        if begins or not parts:
+            parts.append(piece)
+        else:
+            parts[-1] += "/" + piece
+    return parts
+
+
+def expand(text: str, count: int, kinds: Mapping[str, type[Options]], unit: str = "layers") -> list[Spec]:
+    """The spec of each of `count` layers (or stages): one part serves all, several must add up to `count`."""
+    specs: list[Spec] = []
+    parts = split_parts(text, kinds)
+    for part in parts:
+        match = _PART.match(part)
+        repeat, rest = 1, part
+        if match and match["count"]:
+            repeat, rest = int(match["count"]), part[len(match["count"]) + 1 :]
+        specs += [parse(rest, kinds)] * repeat
+    if len(parts) == len(specs) == 1:
+        return specs * count
+    if len(specs) != count:
+        raise UserError(f"{text!r} names {len(specs)} {unit}, but the model has {count}")
+    return specs
+
+
+def join(specs: Sequence[Spec]) -> str:
+    """The inverse of `expand`: runs of equal specs become `NxPART`, a single run its part alone."""
+    runs: list[tuple[str, int]] = []
+    for text in map(str, specs):
+        if runs and runs[-1][0] == text:
+            runs[-1] = (text, runs[-1][1] + 1)
+        else:
+            runs.append((text, 1))
+    if len(runs) == 1:
+        return runs[0][0]
+    return "/".join(text if count == 1 else f"{count}x{text}" for text, count in runs)
+
+
+def _value(text: str, hint: Any, where: str) -> Any:
+    """Read `text` as the annotation `hint` says; unions take the first alternative that fits."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        for alternative in args:
+            try:
+                return _value(text, alternative, where)
+            except UserError:
+                continue
+    elif origin is Literal:
+        for value in args:
+            if text == _print(value):
+                return value
+    elif origin is tuple:
+        return tuple(_value(item, args[0], where) for item in text.split("/")) if text else ()
+    elif hint is type(None):
+        if text == "none":
+            return None
+    elif hint is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+    elif hint is str:
+        return text
+    else:
+        try:
+            return hint(text)
+        except ValueError:
+            pass
+    raise UserError(f"{where}={text!r} cannot be read: expected {_type_text(hint)}")
+
+
+def _print(value: Any) -> str:
+    if isinstance(value, tuple):
+        return "/".join(map(_print, value))
+    if value is None or isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _type_text(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(map(_type_text, args))
+    if origin is Literal:
+        return " or ".join(map(_print, args))
+    if origin is tuple:
+        return f"{_type_text(args[0])}/…"
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", type(None): "none"}
+    return names.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _range(low: float | None, high: float | None) -> str:
+    if low is not None and high is not None:
+        return f"{low:g} to {high:g}"
+    if low is not None:
+        return f"at least {low:g}"
+    return f"at most {high:g}" if high is not None else ""
