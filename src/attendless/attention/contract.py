@@ -81,7 +81,9 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
     pytree.register_pytree_node(
         cls,
         lambda value: ([getattr(value, n) for n in tensors], tuple(getattr(value, n) for n in static)),
-        lambda children, fixed: cls(**dict(zip(tensors, children, strict=True)), **dict(zip(static, fixed, strict=True))),
+        lambda children, fixed: cls(
+            **dict(zip(tensors, children, strict=True)), **dict(zip(static, fixed, strict=True))
+        ),
         serialized_type_name=f"attendless.{cls.__name__}",
     )
 
@@ -164,10 +166,10 @@ class Attention(nn.Module):
         self.check(grid)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.qkv = nn.Linear(dim, 3 * self.attn_dim, bias=qkv_bias, **factory)
-        self.q_norm = norm_layer(self.head_dim, **factory) if qk_norm else nn.Identity()
-        self.k_norm = norm_layer(self.head_dim, **factory) if qk_norm else nn.Identity()
+        self.q_norm = norm_layer(self.head_dim).to(**factory) if qk_norm else nn.Identity()
+        self.k_norm = norm_layer(self.head_dim).to(**factory) if qk_norm else nn.Identity()
         self.attn_drop = nn.Dropout(attn_drop)
-        self.norm = norm_layer(self.attn_dim, **factory) if scale_norm else nn.Identity()
+        self.norm = norm_layer(self.attn_dim).to(**factory) if scale_norm else nn.Identity()
         self.proj = nn.Linear(self.attn_dim, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(proj_drop)
         self.setup(factory)

@@ -15,7 +15,9 @@ from .contract import Attention, Choice, Context, Grid
 from .registry import register
 
 
-def full(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+def full(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
     """q [B, H, N, D], k and v [B, H, M, ·], key_bias [B, M] → [B, H, N, ·], by PyTorch's fused kernel."""
     mask = None if key_bias is None else key_bias[:, None, None, :].to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)

@@ -42,7 +42,9 @@ class Options:
                 if isinstance(item, bool) or not isinstance(item, int | float):
                     continue
                 if (low is not None and not item >= low) or (high is not None and not item <= high):
-                    raise UserError(f"option {field.name}={_print(value)} is out of range: expected {_range(low, high)}")
+                    raise UserError(
+                        f"option {field.name}={_print(value)} is out of range: expected {_range(low, high)}"
+                    )
 
     def __str__(self) -> str:
         given = []

@@ -1,0 +1,5 @@
+"""Hosts: what attentions live in."""
+
+from .columnar import Columnar, ColumnarDistilled
+
+__all__ = ["Columnar", "ColumnarDistilled"]

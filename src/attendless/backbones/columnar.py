@@ -1,0 +1,167 @@
+"""The columnar host: timm's VisionTransformer, key for key, whose blocks pass the context."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from timm.layers import AttentionPoolLatent
+from timm.models._features import feature_take_indices
+from timm.models._manipulate import checkpoint
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from ..attention import Context, Grid, Macs, Spec, expand, join
+from ..errors import UserError
+from .block import rebuild_block
+from .cost import Layer, parameters, weight_macs
+
+
+class ColumnarHost:
+    """What is added to timm's class. `attention` is one spec for every layer, or one per layer."""
+
+    def __init__(self, *args: Any, attention: str | Sequence[Spec] = "full", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if not isinstance(self.patch_drop, nn.Identity):
+            raise UserError("patch dropout is not supported: it hides which patches remain. Use patch_drop_rate=0")
+        depth = len(self.blocks)
+        specs = expand(attention, depth) if isinstance(attention, str) else list(attention)
+        if len(specs) != depth:
+            raise UserError(f"{len(specs)} attentions were given for {depth} layers")
+        grid = self.grid()
+        self.blocks = nn.Sequential(*(rebuild_block(b, s, grid) for b, s in zip(self.blocks, specs, strict=True)))
+        if self.blocks and self.blocks[0].attn.reads:
+            raise UserError(
+                f"attention {specs[0]} cannot stand in the first layer: it reads what a layer before it left"
+            )
+
+    @property
+    def attention(self) -> str:
+        """The spec of every layer, in the shortest text."""
+        return join([block.attn.spec for block in self.blocks])
+
+    def grid(self, size: tuple[int, int] | None = None) -> Grid:
+        """The token grid of an image of `size` (height, width); of the model's own size if none is given."""
+        height, width = self.patch_embed.dynamic_feat_size(size) if size else self.patch_embed.grid_size
+        return Grid(height, width, self.num_prefix_tokens)
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        super().set_input_size(img_size=img_size, patch_size=patch_size)
+        for block in self.blocks:
+            block.attn.resize(self.grid())
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
+        """Images → tokens with their positions added, and the context they start with."""
+        grid = self.grid((images.shape[-2], images.shape[-1]))
+        return self.norm_pre(self._pos_embed(self.patch_embed(images))), Context(grid)
+
+    def run_blocks(self, x: Tensor, context: Context, take: Sequence[int] = (), stop: int | None = None) -> Any:
+        """Run the blocks up to `stop`; return tokens, context and the tokens after each block listed in `take`."""
+        taken = []
+        blocks = list(self.blocks)
+        for i, block in enumerate(blocks[:stop]):
+            wants = blocks[i + 1].attn.reads if i + 1 < len(blocks) else frozenset()
+            context = context.replace(wants=wants)
+            if self.grad_checkpointing and self.training:
+                x, context = checkpoint(block, x, context)
+            else:
+                x, context = block(x, context)
+            if i in take:
+                taken.append(x)
+        return x, context, taken
+
+    def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
+        """`forward_features` together with the context the last block left: extra losses, the final grid."""
+        x, context, _ = self.run_blocks(*self.embed(images))
+        return self.norm(x), context
+
+    def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        _refuse_masks(attn_mask, is_causal)
+        return self.forward_context(x)[0]
+
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        return self.forward_head(self.forward_features(x, attn_mask=attn_mask, is_causal=is_causal))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+    ) -> Any:
+        """As timm's: the tokens after chosen blocks, as feature maps (`NCHW`) or token lists (`NLC`)."""
+        _refuse_masks(attn_mask, is_causal)
+        if output_fmt not in ("NCHW", "NLC"):
+            raise UserError(f"output_fmt={output_fmt!r}: expected NCHW or NLC")
+        take, last = feature_take_indices(len(self.blocks), indices)
+        x, context = self.embed(x)
+        grid = context.grid
+        x, context, taken = self.run_blocks(x, context, take, last + 1 if stop_early else None)
+        taken = [self.norm(y) for y in taken] if norm else taken
+        prefixes = [y[:, : grid.prefix] for y in taken] if grid.prefix else None
+        maps = [y[:, grid.prefix :] for y in taken]
+        if output_fmt == "NCHW":
+            maps = [y.transpose(1, 2).unflatten(2, (grid.height, grid.width)).contiguous() for y in maps]
+        if output_dict:
+            result: dict[str, Any] = {"image_intermediates": maps}
+            if prefixes is not None and return_prefix_tokens:
+                result["image_intermediates_prefix"] = prefixes
+            if not intermediates_only:
+                result["image_features"] = self.norm(x)
+            return result
+        found: list[Any] = list(zip(maps, prefixes, strict=True)) if return_prefix_tokens and prefixes else maps
+        return found if intermediates_only else (self.norm(x), found)
+
+    def layers(self, size: tuple[int, int] | None = None) -> list[Layer]:
+        """Parameters and multiply-accumulates of the embedding, every block and the head, for one image."""
+        grid = self.grid(size)
+        embedding = sum(parameters(m) for m in (self.patch_embed, self.norm_pre))
+        embedding += sum(
+            t.numel() for t in (self.pos_embed, self.cls_token, self.reg_token, _dist(self)) if t is not None
+        )
+        rows = [Layer("embedding", grid, Macs(other=weight_macs(self.patch_embed, grid.patches)), embedding)]
+        for i, block in enumerate(self.blocks):
+            macs = block.attn.macs(grid) + Macs(mlp=weight_macs(block.mlp, grid.tokens))
+            rows.append(Layer(f"blocks.{i}", grid, macs, parameters(block), block.attn.spec, block.attn.choice(grid)))
+        counted = sum(row.params for row in rows)
+        rows.append(Layer("head", grid, Macs(other=_head_macs(self, grid)), parameters(self) - counted))
+        return rows
+
+
+class Columnar(ColumnarHost, VisionTransformer):
+    """A `VisionTransformer` with the same keys; `attention="…"` names what its blocks attend with."""
+
+
+class ColumnarDistilled(ColumnarHost, VisionTransformerDistilled):
+    """DeiT's distilled variant, with its second prefix token and second head."""
+
+
+def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
+    if attn_mask is not None or is_causal:
+        raise UserError("attn_mask and is_causal are not supported: the attention decides which keys a query sees")
+
+
+def _dist(model: Any) -> Tensor | None:
+    return getattr(model, "dist_token", None)
+
+
+def _head_macs(model: Any, grid: Grid) -> int:
+    macs = weight_macs(model.head, 1)
+    macs += weight_macs(model.head_dist, 1) if hasattr(model, "head_dist") else 0
+    pool = model.attn_pool
+    if pool is None:
+        return macs
+    keys = grid.tokens if model.pool_include_prefix else grid.patches
+    if not isinstance(pool, AttentionPoolLatent):  # self-attention without weights of its own
+        return macs + 2 * keys**2 * model.embed_dim
+    macs += (
+        weight_macs(pool.q, pool.latent_len) + weight_macs(pool.kv, keys) + 2 * pool.latent_len * keys * model.embed_dim
+    )
+    return macs + weight_macs(pool.proj, pool.latent_len) + (weight_macs(pool.mlp, pool.latent_len) if pool.mlp else 0)
