@@ -1,0 +1,250 @@
+"""Foveal attention: sharp where a tile of queries looks, blurred everywhere else, one softmax over both.
+
+The patches of the grid are grouped twice: into c × c *cells* of keys and t × t *tiles* of queries (edge ones may be
+partial). With w the tokens a key stands for (1, unless tokens were merged), a cell has
+
+    k̄ = Σ w k / Σ w        v̄ = Σ w v / Σ w        n = Σ w
+
+    select   each tile takes the `budget` cells with the highest scale · q̄·k̄, q̄ the mean of its queries; the cells it
+             covers itself always come first. The mean of linear scores is the score of the mean query, so choosing
+             costs tiles × cells dot products.
+    attend   each query: one softmax over the tokens of the chosen cells, every prefix token, and each other cell as
+             one key k̄ with score + log n and value v̄. Prefix queries see every token.
+
+With `coarse` the rest is blurred twice: a coarse cell in which nothing was chosen is one key; in the others each cell
+that was not chosen is one. No probability mass is dropped, and with every cell chosen this is full attention.
+
+Shapes: B batch · H heads · N tokens · n patches · D head width · T tiles · M cells chosen.
+This file is the definition in PyTorch, differentiable; it masks dense products and is meant to be read and tested
+against, not timed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import UserError
+
+Auto = Literal["auto"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How a grid is cut into key cells and query tiles, and how many cells a tile looks at closely (`budget`)."""
+
+    height: int
+    width: int
+    prefix: int
+    cell: int
+    tile: int
+    coarse: int
+    budget: int
+
+    @property
+    def patches(self) -> int:
+        return self.height * self.width
+
+    @property
+    def cells(self) -> int:
+        return _blocks(self.height, self.cell) * _blocks(self.width, self.cell)
+
+    @property
+    def tiles(self) -> int:
+        return _blocks(self.height, self.tile) * _blocks(self.width, self.tile)
+
+    @property
+    def coarse_cells(self) -> int:
+        return _blocks(self.height, self.coarse) * _blocks(self.width, self.coarse) if self.coarse else 0
+
+
+def layout(
+    height: int,
+    width: int,
+    prefix: int = 0,
+    *,
+    keep: float,
+    cell: int | Auto = "auto",
+    tile: int | Auto = "auto",
+    coarse: int | Auto = "auto",
+) -> Layout:
+    """Cut a grid so that a tile looks closely at a share `keep` of the cells, its own always among them."""
+    if cell == "auto":
+        cell = 2
+    if tile == "auto":
+        tile = 2 if keep * height * width < 48 else 4
+    if coarse == "auto":
+        coarse = 2 * cell if height * width >= 1024 else 0
+    if coarse and coarse % cell:
+        raise UserError(
+            f"coarse={coarse} does not fit cell={cell}: expected a multiple of the cell, or 0 for one level"
+        )
+    plan = Layout(height, width, prefix, cell, tile, coarse, budget=0)
+    own = _most_overlapped(height, tile, cell) * _most_overlapped(width, tile, cell)
+    return dataclasses.replace(plan, budget=min(plan.cells, max(own, round(keep * plan.cells))))
+
+
+# Where things are: plain functions of the layout ---------------------------------------------------------------------
+
+
+def _blocks(length: int, size: int) -> int:
+    return -(-length // size)
+
+
+def _overlap(length: int, size: int, other: int) -> Tensor:
+    """Along one side, which blocks of `other` tokens each block of `size` tokens shares one with: [blocks, others]."""
+    start = torch.arange(0, length, size)[:, None]
+    stop = (start + size).clamp(max=length)
+    first = torch.arange(0, length, other)[None, :]
+    return (first < stop) & (first + other > start)
+
+
+def _most_overlapped(length: int, size: int, other: int) -> int:
+    """The most blocks of `other` tokens that one block of `size` tokens touches, along one side."""
+    return max((min(start + size, length) - 1) // other - start // other + 1 for start in range(0, length, size))
+
+
+def own_cells(layout: Layout) -> Tensor:
+    """The cells each tile covers, wholly or in part: bool [T, cells]."""
+    rows = _overlap(layout.height, layout.tile, layout.cell)
+    columns = _overlap(layout.width, layout.tile, layout.cell)
+    return (rows[:, None, :, None] & columns[None, :, None, :]).reshape(layout.tiles, layout.cells)
+
+
+def block_of(layout: Layout, size: int, places: Tensor | None = None) -> Tensor:
+    """The size × size block each patch lies in: [1, n], or [B, n] for the patches that stand at `places` [B, n]."""
+    if places is None:
+        places = torch.arange(layout.patches)[None]
+    row, column = places // layout.width, places % layout.width
+    return row // size * _blocks(layout.width, size) + column // size
+
+
+def parent_of(layout: Layout) -> Tensor:
+    """The coarse cell each cell lies in: [cells]."""
+    rows, columns = _blocks(layout.height, layout.cell), _blocks(layout.width, layout.cell)
+    ratio = layout.coarse // layout.cell
+    row, column = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
+    return (row // ratio * _blocks(layout.width, layout.coarse) + column // ratio).flatten()
+
+
+# What is computed ----------------------------------------------------------------------------------------------------
+
+
+def block_sum(x: Tensor, block: Tensor, count: int) -> Tensor:
+    """Sum x [B, H, n, D] over the patches of each block: [B, H, count, D]. `block` is [1 or B, n]."""
+    index = block.to(x.device)[:, None, :, None].expand_as(x)
+    return x.new_zeros(*x.shape[:2], count, x.shape[-1]).scatter_add(2, index, x)
+
+
+def blur(x: Tensor, block: Tensor, count: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean of x [B, H, n, D] in each block, by `weight` [B, n], and log Σ weight: [B, H, count, D], [B, count].
+
+    An empty block has log-count −inf, so that it vanishes from a softmax.
+    """
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    w = wide.new_ones(x.shape[0], 1, x.shape[2], 1) if weight is None else weight.to(wide.dtype)[:, None, :, None]
+    total = block_sum(w, block, count)
+    mean = block_sum(wide * w, block, count) / torch.where(total > 0, total, 1)
+    return mean.to(x.dtype), total[:, 0, :, 0].log()
+
+
+def _patch_weight(key_bias: Tensor | None, prefix: int) -> Tensor | None:
+    return None if key_bias is None else key_bias[:, prefix:].exp()
+
+
+@torch.no_grad()
+def select(
+    q: Tensor, k: Tensor, layout: Layout, *, scale: float, key_bias: Tensor | None = None, places: Tensor | None = None
+) -> Tensor:
+    """The cells each tile looks at closely: int32 [B, H, T, M], ascending. Equal scores: the lower cell first.
+
+    `key_bias` [B, N] is the log of the tokens each key stands for; `places` [B, n] says where on the grid the patches
+    of a reduced set stand.
+    """
+    P = layout.prefix
+    cell, tile = block_of(layout, layout.cell, places), block_of(layout, layout.tile, places)
+    k_mean, log_count = blur(k[:, :, P:], cell, layout.cells, _patch_weight(key_bias, P))
+    q_mean, _ = blur(q[:, :, P:], tile, layout.tiles)
+    score = scale * q_mean @ k_mean.transpose(-2, -1)
+    score = score.masked_fill(log_count[:, None, None] == -torch.inf, -torch.inf)
+    score = score.masked_fill(own_cells(layout).to(q.device), torch.inf)
+    best = score.sort(dim=-1, descending=True, stable=True).indices[..., : layout.budget]
+    return best.sort(dim=-1).values.int()
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    layout: Layout,
+    *,
+    scale: float,
+    key_bias: Tensor | None = None,
+    places: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """q, k [B, H, N, D], v [B, H, N, ·] and the chosen cells [B, H, T, M] → [B, H, N, ·]."""
+    P, never = layout.prefix, -torch.inf
+    device, weight = q.device, _patch_weight(key_bias, layout.prefix)
+    token_bias = q.new_zeros(1, k.shape[2]) if key_bias is None else key_bias.to(q.dtype)
+    cell = block_of(layout, layout.cell, places).to(device)
+
+    sharp = chosen.new_zeros(*chosen.shape[:3], layout.cells, dtype=torch.bool).scatter(3, chosen.long(), True)
+    blurred = ~sharp
+    exact = sharp.gather(3, cell[:, None, None].expand(*sharp.shape[:3], -1))
+    levels = [(layout.cell, layout.cells, blurred)]
+    if layout.coarse:
+        parent = parent_of(layout).to(device)
+        touched = sharp.new_zeros(*sharp.shape[:3], layout.coarse_cells).scatter(3, parent[chosen.long()], True)
+        levels = [(layout.cell, layout.cells, blurred & touched[..., parent])]
+        levels += [(layout.coarse, layout.coarse_cells, ~touched)]
+
+    keys, values = [k], [v]
+    bias = [token_bias[:, None, None, :P].expand(*sharp.shape[:3], -1)]
+    bias += [torch.where(exact, token_bias[:, None, None, P:], never)]
+    for size, count, seen in levels:
+        block = block_of(layout, size, places)
+        k_mean, log_count = blur(k[:, :, P:], block, count, weight)
+        keys += [k_mean]
+        values += [blur(v[:, :, P:], block, count, weight)[0]]
+        bias += [torch.where(seen, log_count[:, None, None].to(q.dtype), never)]
+
+    tile = block_of(layout, layout.tile, places).to(device)
+    mask_BHTK = torch.cat(bias, dim=3)
+    mask = mask_BHTK.gather(2, tile[:, None, :, None].expand(*mask_BHTK.shape[:2], -1, mask_BHTK.shape[3]))
+    patches = F.scaled_dot_product_attention(
+        q[:, :, P:], torch.cat(keys, dim=2), torch.cat(values, dim=2), attn_mask=mask, scale=scale, dropout_p=dropout
+    )
+    if not P:
+        return patches
+    bias_BK = None if key_bias is None else token_bias[:, None, None]
+    prefix = F.scaled_dot_product_attention(q[:, :, :P], k, v, attn_mask=bias_BK, scale=scale, dropout_p=dropout)
+    return torch.cat([prefix, patches], dim=2)
+
+
+def keys_seen(layout: Layout) -> int:
+    """Keys a patch query meets at most: the tokens of the largest `budget` cells, the prefix, and the blurred rest.
+
+    In two levels the rest is largest when the chosen cells lie apart, each in a coarse cell of its own; cells chosen
+    side by side leave fewer keys, so with `coarse` this is an upper bound.
+    """
+    cell = block_of(layout, layout.cell)[0].bincount(minlength=layout.cells)
+    exact = int(cell.sort(descending=True).values[: layout.budget].sum())
+    rest = layout.cells - layout.budget
+    if layout.coarse:
+        inside = parent_of(layout).bincount(minlength=layout.coarse_cells).sort(descending=True).values
+        touched = min(layout.budget, layout.coarse_cells)
+        rest = int(inside[:touched].sum()) - layout.budget + layout.coarse_cells - touched
+    return layout.prefix + exact + rest
+
+
+def macs(layout: Layout, dim: int) -> int:
+    """Multiply-accumulates for one image of width `dim` (all heads): choosing, patch queries, prefix queries."""
+    tokens = layout.prefix + layout.patches
+    choosing = layout.tiles * layout.cells
+    return dim * (choosing + 2 * layout.patches * keys_seen(layout) + 2 * layout.prefix * tokens)
