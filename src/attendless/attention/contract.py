@@ -135,6 +135,10 @@ class Attention(nn.Module):
     Options: ClassVar[type[Options]] = Options
     #: Context entries that the layer before must provide.
     reads: ClassVar[frozenset[str]] = frozenset()
+    #: Specs worth trying: the contract test runs each of them, and `attendless list` shows them.
+    examples: ClassVar[tuple[str, ...]] = ()
+    #: Why the PyTorch path may execute more multiply-accumulates than `macs` counts for the function, if it does.
+    executes_more: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -255,9 +259,11 @@ class Attention(nn.Module):
             columns.append(out[:, :, rows, :width])
         return torch.cat(columns, dim=-1)
 
+    def projection_macs(self, grid: Grid) -> int:
+        return grid.tokens * self.dim * 3 * self.attn_dim + grid.tokens * self.attn_dim * self.dim
+
     def macs(self, grid: Grid) -> Macs:
-        projections = grid.tokens * self.dim * 3 * self.attn_dim + grid.tokens * self.attn_dim * self.dim
-        return Macs(core=self.core_macs(grid), projections=projections, other=self.extra_macs(grid))
+        return Macs(self.core_macs(grid), self.projection_macs(grid), other=self.extra_macs(grid))
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.num_heads}, grid={self.grid}"
