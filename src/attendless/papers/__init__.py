@@ -1,0 +1,10 @@
+"""Every table of the four papers as a command: the printed numbers beside our own."""
+
+import sys
+
+from ..attention.registry import register_package
+from .table import Row, Table, register_table, table, tables
+
+register_package(sys.modules[__name__])
+
+__all__ = ["Row", "Table", "register_table", "table", "tables"]

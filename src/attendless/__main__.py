@@ -1,0 +1,3 @@
+from attendless_cli.main import run
+
+run()

@@ -1,0 +1,108 @@
+"""What this installation and this machine can do, found by trying rather than by asking."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+
+import torch
+
+from .stamp import stamp
+
+#: Extra → what has to be importable for it, and what it serves.
+EXTRAS = {
+    "show": (("matplotlib", "plotly"), "figures and reports"),
+    "app": (("gradio",), "the explorer"),
+    "export": (("onnx", "onnxscript", "onnxruntime"), "ONNX export"),
+    "hf": (("transformers",), "converting Hugging Face models"),
+    "cluster": (("ray",), "comparisons on a cluster"),
+}
+_BF16 = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    name: str
+    value: str
+    note: str = ""
+    ok: bool = True
+
+
+def examine() -> list[Finding]:
+    """Every check, in reading order. Anything that could kill the process is tried in a child."""
+    return [*_versions(), *_machine(), _kernels(), _bf16(), _compiler(), *_extras()]
+
+
+def _versions() -> list[Finding]:
+    names = ("attendless", "torch", "torchvision", "timm", "accelerate", "safetensors", "numpy")
+    return [Finding("python", sys.version.split()[0])] + [Finding(name, _version(name)) for name in names]
+
+
+def _machine() -> list[Finding]:
+    found = stamp()
+    cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+    wanted, cores = torch.get_num_threads(), found["cores"]
+    note = "more threads than cores: expect stalls of milliseconds; set --threads" if wanted > cores else ""
+    return [
+        Finding("CPU", found["cpu"], " ".join(found["instructions"])),
+        Finding("threads", f"{wanted} of {cores} cores", note, ok=not note),
+        Finding("torch's CPU path", found["torch_capability"]),
+        Finding("CUDA", cuda, "" if cuda != "none" else "everything runs on the CPU"),
+    ]
+
+
+def _kernels() -> Finding:
+    from ..sparse import native
+
+    if native.available():
+        return Finding("native kernels", native.path(), "sparse attention runs in compiled code")
+    return Finding("native kernels", "absent", native.reason(), ok=False)
+
+
+def _bf16() -> Finding:
+    """Some CPUs announce instructions for bf16 and die on them; torch cannot tell, so a child process tries."""
+    child = _try(dict(os.environ))
+    if child.returncode == 0:
+        return Finding("bf16 products", "work", "tried in a child process")
+    how = signal.Signals(-child.returncode).name if child.returncode < 0 else f"exit code {child.returncode}"
+    limited = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    if _try(limited).returncode == 0:
+        note = "set ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 before torch is imported, or stay in fp32"
+    else:
+        note = "stay in fp32"
+    return Finding("bf16 products", f"die with {how}", note, ok=False)
+
+
+def _try(environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([sys.executable, "-c", _BF16], env=environment, capture_output=True, check=False)
+
+
+def _compiler() -> Finding:
+    """FlexAttention and torch.compile need a C++ compiler on the CPU."""
+    import shutil
+
+    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    note = "torch.compile works" if found else "torch.compile on the CPU needs one"
+    return Finding("C++ compiler", found or "none", note, ok=found is not None)
+
+
+def _extras() -> list[Finding]:
+    rows = []
+    for extra, (modules, purpose) in EXTRAS.items():
+        missing = [name for name in modules if importlib.util.find_spec(name) is None]
+        value = "installed" if not missing else "not installed"
+        note = purpose if not missing else f"{purpose}: pip install 'attendless[{extra}]'"
+        rows.append(Finding(f"extra {extra}", value, note))
+    return rows
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

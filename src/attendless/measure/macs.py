@@ -1,0 +1,84 @@
+"""Multiply-accumulates: by formula for our hosts, by running the model for any other, and the one checked by the other.
+
+A fused multiply-add counts once. The formulas count the function computed, whatever kernel computes it; running counts
+what PyTorch executed (its FlopCounterMode, halved), so the two agree on dense paths and the audit can tell.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from timm.layers import to_2tuple
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..attention import Macs
+from ..backbones.cost import Layer
+from ..errors import UserError
+
+
+def layers(model: nn.Module, size: int | tuple[int, int] | None = None) -> list[Layer]:
+    """A host's cost layer by layer, for one image of `size` (its own size if none is given)."""
+    if not hasattr(model, "layers"):
+        raise UserError(
+            f"{type(model).__name__} is not an attendless host: convert it first, or count it by running it"
+        )
+    return model.layers(to_2tuple(size) if size else None)  # type: ignore[operator]
+
+
+def count(model: nn.Module, size: int | tuple[int, int] | None = None) -> Macs:
+    """Multiply-accumulates of one image: by formula where the model knows its own, otherwise by running it."""
+    if hasattr(model, "layers"):
+        return sum((layer.macs for layer in layers(model, size)), start=Macs())
+    return count_by_running(model, size)
+
+
+def count_by_running(model: nn.Module, size: int | tuple[int, int] | None = None) -> Macs:
+    """What PyTorch executes for one image, split by where in the model each product is computed."""
+    height, width = to_2tuple(size) if size else input_size(model)
+    parameter = next(model.parameters())
+    image = torch.zeros(1, _channels(model), height, width, device=parameter.device, dtype=parameter.dtype)
+    was_training = model.training
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.no_grad(), counter:
+            model.eval()(image)
+    finally:
+        model.train(was_training)
+    counts = {path: sum(ops.values()) // 2 for path, ops in counter.get_flop_counts().items()}
+    products = {
+        path: sum(n for op, n in ops.items() if _is_product(op)) // 2 for path, ops in counter.get_flop_counts().items()
+    }
+    total, attention = counts.get("Global", 0), _outermost(counts, "attn")
+    mlp = sum(counts[path] for path in _outermost(counts, "mlp"))
+    core = sum(products[path] for path in attention)
+    projections = sum(counts[path] for path in attention) - core
+    return Macs(core, projections, mlp, total - core - projections - mlp)
+
+
+def input_size(model: nn.Module) -> tuple[int, int]:
+    """The height and width a timm model was made for."""
+    embed: Any = getattr(model, "patch_embed", None)
+    found = getattr(embed, "img_size", None)
+    if found is None:
+        cfg = getattr(model, "pretrained_cfg", None) or {}
+        found = tuple(cfg.get("input_size", (3, 224, 224)))[-2:]
+    return to_2tuple(found)
+
+
+def _channels(model: nn.Module) -> int:
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    return first.in_channels if first is not None else 3
+
+
+def _outermost(paths: Any, part: str) -> list[str]:
+    """Paths whose last name is `part`, leaving out those inside another such part."""
+    found = [path for path in paths if path.rsplit(".", 1)[-1] == part]
+    return [path for path in found if not any(path.startswith(other + ".") for other in found)]
+
+
+def _is_product(op: Any) -> bool:
+    """Whether an op multiplies activations with activations, as attention cores do and linear layers do not."""
+    name = str(op)
+    return "bmm" in name or "attention" in name or name.startswith("attendless")

@@ -1,0 +1,56 @@
+"""How the papers count. Each rule takes a built model and an image size and returns a raw number of operations.
+
+All four papers call one multiply-accumulate one FLOP; they differ in what they leave out.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ..measure.macs import count, input_size
+
+TOTAL = "total: every multiply-accumulate of matrix products and convolutions"
+MHSA = "MHSA: the attention core only (q·kᵀ and weights·v), without the projections around it"
+OVERALL = "overall: attention core + MLP, without qkv and output projections, patch embedding and head"
+FVCORE = "fvcore: every multiply-accumulate, and five operations per element of each LayerNorm"
+CONV_LINEAR = "conv+linear: layers with weights only, without q·kᵀ and weights·v"
+
+
+def total(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
+    return count(model, size).total
+
+
+def mhsa(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
+    return count(model, size).core
+
+
+def overall(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
+    macs = count(model, size)
+    return macs.core + macs.mlp
+
+
+def conv_linear(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
+    macs = count(model, size)
+    return macs.total - macs.core
+
+
+def fvcore(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
+    return count(model, size).total + 5 * normalised_elements(model, size)
+
+
+def normalised_elements(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
+    """How many elements pass through LayerNorms for one image, seen by running the model."""
+    seen: list[int] = []
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+    hooks = [norm.register_forward_hook(lambda _m, _i, out: seen.append(out.numel())) for norm in norms]
+    height, width = (size, size) if isinstance(size, int) else size or input_size(model)
+    was_training = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, 3, height, width))
+    finally:
+        model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return sum(seen)

@@ -1,0 +1,74 @@
+"""The frame of every paper's table: printed values as data, our values by counting or measuring, side by side."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from decimal import ROUND_HALF_EVEN, Decimal
+from typing import Any
+
+from ..errors import unknown
+
+#: What a printed number is a multiple of.
+UNITS = {"": 1.0, "M": 1e6, "G": 1e9, "%": 1.0, "tokens": 1.0, "keys": 1.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One printed number: whose (`row`), what (`quantity`), as printed (`paper`), and ours as a raw count or measure.
+
+    `agrees` says whether ours rounds to the printed digits; it is None where we have no value of our own.
+    """
+
+    row: str
+    quantity: str
+    unit: str
+    paper: str
+    ours: float | int | None = None
+    note: str = ""
+
+    @property
+    def agrees(self) -> bool | None:
+        if self.ours is None:
+            return None
+        return self.ours_text == self.paper
+
+    @property
+    def ours_text(self) -> str:
+        """Our value in the paper's unit, with as many digits as the paper prints."""
+        if self.ours is None:
+            return "–"
+        step = Decimal(1).scaleb(Decimal(self.paper).as_tuple().exponent)  # type: ignore[arg-type]
+        return str((Decimal(repr(float(self.ours))) / Decimal(UNITS[self.unit])).quantize(step, ROUND_HALF_EVEN))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "agrees": self.agrees}
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table of a paper as a command. `rules` say how our numbers are counted; `build` makes the rows."""
+
+    name: str
+    title: str
+    source: str
+    rules: tuple[str, ...]
+    build: Callable[[], Iterable[Row]]
+
+
+_TABLES: dict[str, Table] = {}
+
+
+def register_table(table: Table) -> Table:
+    _TABLES[table.name] = table
+    return table
+
+
+def tables() -> dict[str, Table]:
+    return dict(sorted(_TABLES.items()))
+
+
+def table(name: str) -> Table:
+    if name not in _TABLES:
+        raise unknown("table", name, _TABLES)
+    return _TABLES[name]

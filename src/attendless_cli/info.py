@@ -1,0 +1,126 @@
+"""Show what a model costs with a given attention: layers, parameters, multiply-accumulates (MACs) split into the
+attention core, projections, MLP and the rest, and the most that attending less could gain (the Amdahl cap).
+
+examples:
+  attendless info deit_small_patch16_224
+  attendless info deit_tiny_patch16_224 --attention full foveal:keep=0.1 --size 224 384 1024
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from . import output, words
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    words.model(parser)
+    words.attention(parser)
+    words.size(parser)
+    parser.add_argument("--layers", action="store_true", help="one row per layer")
+    words.json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    from attendless.convert import open_model
+    from attendless.measure.macs import input_size, layers
+
+    rows, table, per_layer = [], [], []
+    for attention in args.attention:
+        for size in args.size or [None]:
+            model = open_model(
+                args.model, attention=attention, weights=args.weights, pretrained=args.pretrained, size=size
+            )
+            found = layers(model, size)
+            row = _row(args.model, model, found, size or input_size(model))
+            rows.append(row)
+            table.append(_cells(row))
+            title = f"{args.model} · {row['attention']} · {_size_text(row['size'])} px"
+            per_layer.append((title, found))
+    columns = (
+        "attention",
+        "size",
+        "tokens",
+        "params",
+        "MACs",
+        "core",
+        "projections",
+        "MLP",
+        "other",
+        "core share",
+        "cap",
+    )
+    output.print_table(args.model, columns, table, note=NOTE)
+    if args.layers or len(rows) == 1:
+        for title, found in per_layer:
+            print()
+            _print_layers(title, found)
+    output.write_json(args.json, {"rows": rows})
+
+
+NOTE = (
+    "MACs: multiply-accumulates for one image. cap: the most the whole model could gain if the attention core cost "
+    "nothing;\nmeasure what it does gain here with `attendless bench`."
+)
+
+
+def _row(name: str, model: object, found: list, size: tuple[int, int]) -> dict:
+    from attendless.attention import Macs
+
+    macs = sum((layer.macs for layer in found), start=Macs())
+    share = macs.core / macs.total
+    return {
+        "model": name,
+        "attention": model.attention,  # type: ignore[attr-defined]
+        "size": list(size),
+        "tokens": found[0].grid.tokens,
+        "params": sum(layer.params for layer in found),
+        "macs": macs.as_dict(),
+        "attention_share": share,
+        "cap": 1 / (1 - share) if share < 1 else None,
+        "layers": [
+            {
+                "name": layer.name,
+                "attention": str(layer.spec) if layer.spec else None,
+                "tokens": layer.grid.tokens,
+                "params": layer.params,
+                "macs": layer.macs.as_dict(),
+                "path": layer.choice.path if layer.choice else None,
+                "reason": layer.choice.reason if layer.choice else None,
+            }
+            for layer in found
+        ],
+    }
+
+
+def _cells(row: dict) -> tuple[str, ...]:
+    macs = row["macs"]
+    return (
+        row["attention"],
+        _size_text(row["size"]),
+        str(row["tokens"]),
+        output.millions(row["params"]),
+        *(output.millions(macs[part]) for part in ("total", "core", "projections", "mlp", "other")),
+        output.percent(row["attention_share"]),
+        f"{row['cap']:.2f}×",
+    )
+
+
+def _print_layers(title: str, found: list) -> None:
+    table = [
+        (
+            layer.name,
+            str(layer.grid),
+            output.millions(layer.params),
+            *(output.millions(getattr(layer.macs, part)) for part in ("total", "core", "projections", "mlp", "other")),
+            str(layer.spec or ""),
+            layer.choice.path if layer.choice else "",
+        )
+        for layer in found
+    ]
+    columns = ("layer", "grid", "params", "MACs", "core", "projections", "MLP", "other", "attention", "path")
+    output.print_table(title, columns, table)
+
+
+def _size_text(size: list[int] | tuple[int, int]) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"

@@ -1,0 +1,76 @@
+"""List the attentions, token reducers and models that exist, with their options.
+
+examples:
+  attendless list
+  attendless list foveal
+  attendless list --json all.json
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from . import output, words
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one attention: show its options in full")
+    words.json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    import timm
+
+    import attendless
+    from attendless.attention.registry import attention_class
+    from attendless.attention.spec import describe_options
+
+    found = attendless.attentions()
+    if args.name:
+        found = {args.name: attention_class(args.name)}
+    rows = [{"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()]
+    models = timm.list_models(module="attendless") or _our_models(timm)
+    if args.name:
+        _one(args.name, found[args.name], rows[0]["options"])
+    else:
+        table = [(name, _first_line(cls), _option_text(cls)) for name, cls in found.items()]
+        output.print_table("attentions", ("attention", "what it is", "options"), table)
+        print(f"\nmodels: {', '.join(models) or 'none of our own'}")
+        print("        and any VisionTransformer of timm: `python -c 'import timm; print(timm.list_models())'`")
+        print("\nOne in full: attendless list NAME")
+    output.write_json(args.json, {"attentions": rows, "reducers": [], "models": models})
+
+
+def _our_models(timm: object) -> list[str]:
+    from timm.models._registry import _model_entrypoints
+
+    return sorted(name for name, entry in _model_entrypoints.items() if entry.__module__.startswith("attendless."))
+
+
+def _first_line(cls: type) -> str:
+    import sys
+
+    return (sys.modules[cls.__module__].__doc__ or cls.__doc__ or "").strip().split("\n", 1)[0]
+
+
+def _option_text(cls: type) -> str:
+    from attendless.attention.spec import describe_options
+
+    return ", ".join(f"{o['name']}={_default(o['default'])}" for o in describe_options(cls.Options))  # type: ignore[attr-defined]
+
+
+def _one(name: str, cls: type, options: list[dict]) -> None:
+    import sys
+
+    print((sys.modules[cls.__module__].__doc__ or cls.__doc__ or "").strip(), end="\n\n")
+    table = [(o["name"], o["type"], _default(o["default"]), o["range"], o["help"]) for o in options]
+    if table:
+        output.print_table(f"options of {name}", ("attention", "value", "default", "range", "note"), table)
+    examples = getattr(cls, "examples", ())
+    print(f"specs to try: {'  '.join(examples)}" if examples else "")
+
+
+def _default(value: object) -> str:
+    from attendless.attention.spec import _print
+
+    return _print(value)

@@ -1,0 +1,65 @@
+"""What verbs print and write: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, note: str = "") -> None:
+    """A table on the terminal; the first column is text, the others numbers. Piped output keeps its full width."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, header_style="dim", pad_edge=False)
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="right" if i and column not in TEXT else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    console.print(table)
+    if note:
+        console.print(note, style="dim")
+
+
+#: Columns that hold words rather than numbers.
+TEXT = frozenset({"attention", "options", "why", "note", "path", "value", "quantity", "source", "grid", "what it is"})
+
+
+def millions(count: float, digits: int = 2) -> str:
+    return f"{count / 1e6:,.{digits}f} M"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.1f} %"
+
+
+def write_json(path: str | None, payload: dict[str, Any]) -> None:
+    """Write `{"stamp": …, **payload}` to `path`, whole or not at all. Nothing if no path was given."""
+    if not path:
+        return
+    from attendless.measure.stamp import stamp
+
+    write_text(path, json.dumps({"stamp": stamp(), **payload}, indent=2, allow_nan=False) + "\n")
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Replace `path` atomically: a reader, or a crash, sees the old file or the new one."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,51 @@
+"""The words the verbs share: the same name, meaning and help wherever they appear."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+Size = tuple[int, int]
+
+
+def model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a timm or attendless model name, or a file attendless saved")
+    parser.add_argument("--weights", metavar="F", help="safetensors with the model's weights (default: random weights)")
+    parser.add_argument("--pretrained", action="store_true", help="fetch timm's pretrained weights (uses the network)")
+
+
+def attention(parser: argparse.ArgumentParser, *, many: bool = True, default: str = "full") -> None:
+    text = "attention spec%s, such as full or foveal:keep=0.1; `attendless list` shows them (default: %s)"
+    if many:
+        parser.add_argument("--attention", metavar="A", nargs="+", default=[default], help=text % ("s", default))
+    else:
+        parser.add_argument("--attention", metavar="A", default=default, help=text % ("", default))
+
+
+def size(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
+    text = "image size in pixels, S or HxW (default: the model's own)"
+    if many:
+        parser.add_argument("--size", metavar="S", nargs="+", type=parse_size, default=[], help=text)
+    else:
+        parser.add_argument("--size", metavar="S", type=parse_size, help=text)
+
+
+def threads(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--threads", metavar="T", type=positive, help="CPU threads (default: torch's own choice)")
+
+
+def json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="F", help="also write the result as JSON to this file")
+
+
+def parse_size(text: str) -> Size:
+    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
+    if not match or not int(match[1]) or (match[2] and not int(match[2])):
+        raise argparse.ArgumentTypeError(f"size {text!r}: expected S or HxW in pixels, such as 384 or 384x512")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    return int(text)
