@@ -199,6 +199,10 @@ class Attention(nn.Module):
         """Why this attention cannot serve `grid`, or None if it can. Reduced grids are refused unless overridden."""
         return "it does not take reduced token sets" if grid.reduced else None
 
+    def refine(self, x: Tensor, context: Context) -> Tensor:
+        """What the mechanism still does to the tokens once the host has added its output to them; most do nothing."""
+        return x
+
     def resize(self, grid: Grid) -> None:
         """Resample weights that are tied to the token grid, once, in place. Most mechanisms have none."""
         self.check(grid)
@@ -219,6 +223,15 @@ class Attention(nn.Module):
         if reason:
             raise UserError(f"attention {self.name!r} cannot serve grid {grid}: {reason}")
 
+    def accept(self, x: Tensor, grid: Grid) -> None:
+        """Raise unless x [B, N, C] are tokens of `grid` that this attention can serve."""
+        if x.ndim != 3 or x.shape[1] != grid.tokens or x.shape[2] != self.dim:
+            raise UserError(
+                f"attention {self.name!r} got tokens of shape {tuple(x.shape)}; expected "
+                f"[batch, {grid.tokens}, {self.dim}] for grid {grid}"
+            )
+        self.check(grid)
+
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, C] → q, k, v [B, H, N, D], normalised as the model asks."""
         B, N, _ = x.shape
@@ -231,12 +244,7 @@ class Attention(nn.Module):
         return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).reshape(B, N, self.attn_dim))))
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        if x.ndim != 3 or x.shape[1] != context.grid.tokens or x.shape[2] != self.dim:
-            raise UserError(
-                f"attention {self.name!r} got tokens of shape {tuple(x.shape)}; expected "
-                f"[batch, {context.grid.tokens}, {self.dim}] for grid {context.grid}"
-            )
-        self.check(context.grid)
+        self.accept(x, context.grid)
         q, k, v = self.project(x)
         out, context = self.attend(q, k, v, context)
         return self.merge(out), context

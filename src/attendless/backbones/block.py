@@ -31,7 +31,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         out, context = self.attn(self.norm1(x), context)
-        x = x + self.drop_path1(self.ls1(out))
+        x = self.attn.refine(x + self.drop_path1(self.ls1(out)), context)
         x = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
         return x, context
 
