@@ -3,8 +3,8 @@
 import sys
 
 from .contract import Attention, Choice, Context, Grid, Macs
-from .registry import attentions, create, expand, load_plugin, parse, register, register_package
-from .spec import Options, Spec, join, option
+from .registry import attentions, create, expand, expand_stages, load_plugin, parse, register, register_package
+from .spec import Options, Spec, join, join_stages, option
 
 register_package(sys.modules[__name__])
 
@@ -19,7 +19,9 @@ __all__ = [
     "attentions",
     "create",
     "expand",
+    "expand_stages",
     "join",
+    "join_stages",
     "load_plugin",
     "option",
     "parse",

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import pkgutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,6 +54,11 @@ def parse(text: str | Spec) -> Spec:
 def expand(text: str, count: int, unit: str = "layers") -> list[Spec]:
     """The spec of each layer (or stage) that a text such as `2xfull/10xfoveal:keep=0.1` names."""
     return specs.expand(text, count, kinds(), unit)
+
+
+def expand_stages(text: str, depths: Sequence[int]) -> list[list[Spec]]:
+    """The specs of each stage's layers, for a text such as `window+reduced/window+reduced/full/full`."""
+    return specs.expand_stages(text, depths, kinds())
 
 
 def create(spec: str | Spec, dim: int, num_heads: int, *, grid: Grid, **arguments: Any) -> Attention:

@@ -4,7 +4,8 @@
     bigbird:random=3,window=1         `,` between options, `=` before a value
     evit:keep=0.7,at=3/6/9,fuse       `/` between the items of a list; a bare word is true
     window/window/full/full           `/` between parts: one per stage of a pyramid, or per layer
-    2xfull/10xfoveal:keep=0.1         `NxPART`: the part N times
+    window:size=7+reduced:ratio=8     `+` alternates layer by layer, beginning anew in each stage or part
+    2xfull/10xfoveal:keep=0.1         `NxPART`: the part for N layers (or stages)
 
 Options are a frozen dataclass; the text is parsed by its annotations, and printing gives back the shortest text that
 parses to the same options.
@@ -13,6 +14,7 @@ parses to the same options.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 import types
 import typing
@@ -117,9 +119,9 @@ def split_parts(text: str, kinds: Mapping[str, type[Options]]) -> list[str]:
     """Cut a text at each `/` that is followed by a name (with or without a count); other `/` belong to a list."""
     parts: list[str] = []
     for piece in text.strip().split("/"):
-        match = _PART.match(piece)
+        match = _PART.match(split_cycle(piece)[0])
         # An unknown word right after a complete part is a misspelt name, not an item of a list.
-        begins = match is not None and (match["name"] in kinds or not parts or "=" not in parts[-1])
+        begins = match is not None and (match["name"] in kinds or not parts or "=" not in split_cycle(parts[-1])[-1])
         if begins or not parts:
             parts.append(piece)
         else:
@@ -127,31 +129,76 @@ def split_parts(text: str, kinds: Mapping[str, type[Options]]) -> list[str]:
     return parts
 
 
+def split_cycle(part: str) -> list[str]:
+    """Cut a part at each `+` that a name follows; the `+` of a number such as 1e+06 stays."""
+    return re.split(r"\+(?=[a-zA-Z_])", part)
+
+
 def expand(text: str, count: int, kinds: Mapping[str, type[Options]], unit: str = "layers") -> list[Spec]:
-    """The spec of each of `count` layers (or stages): one part serves all, several must add up to `count`."""
-    specs: list[Spec] = []
-    parts = split_parts(text, kinds)
-    for part in parts:
-        match = _PART.match(part)
-        repeat, rest = 1, part
-        if match and match["count"]:
-            repeat, rest = int(match["count"]), part[len(match["count"]) + 1 :]
-        specs += [parse(rest, kinds)] * repeat
-    if len(parts) == len(specs) == 1:
-        return specs * count
-    if len(specs) != count:
-        raise UserError(f"{text!r} names {len(specs)} {unit}, but the model has {count}")
-    return specs
+    """The spec of each of `count` layers: one part serves all, several must add up to `count`."""
+    runs = _runs(text, kinds)
+    if len(runs) == 1 and runs[0][0] is None:
+        return _repeat(runs[0][1], count)
+    total = sum(n or 1 for n, _ in runs)
+    if total != count:
+        raise UserError(f"{text!r} names {total} {unit}, but the model has {count}")
+    return [spec for n, cycle in runs for spec in _repeat(cycle, n or 1)]
+
+
+def expand_stages(text: str, depths: Sequence[int], kinds: Mapping[str, type[Options]]) -> list[list[Spec]]:
+    """The specs of each stage's layers: one part serves all, or there is one per stage, or one per layer."""
+    runs = _runs(text, kinds)
+    if len(runs) == 1 and runs[0][0] is None:
+        return [_repeat(runs[0][1], depth) for depth in depths]
+    total = sum(n or 1 for n, _ in runs)
+    if total == len(depths):
+        cycles = [cycle for n, cycle in runs for _ in range(n or 1)]
+        return [_repeat(cycle, depth) for cycle, depth in zip(cycles, depths, strict=True)]
+    if total == sum(depths):
+        layers = iter(expand(text, total, kinds))
+        return [[next(layers) for _ in range(depth)] for depth in depths]
+    raise UserError(
+        f"{text!r} names {total} parts, but the model has {len(depths)} stages with {sum(depths)} layers in all"
+    )
 
 
 def join(specs: Sequence[Spec]) -> str:
-    """The inverse of `expand`: runs of equal specs become `NxPART`, a single run its part alone."""
-    runs: list[tuple[str, int]] = []
-    for text in map(str, specs):
-        if runs and runs[-1][0] == text:
-            runs[-1] = (text, runs[-1][1] + 1)
-        else:
-            runs.append((text, 1))
+    """The inverse of `expand`: the shortest of runs such as `2xfull/foveal` and a cycle such as `window+full`."""
+    return min(_join_runs(list(map(str, specs))), _cycle(specs), key=len)
+
+
+def join_stages(stages: Sequence[Sequence[Spec]]) -> str:
+    """The inverse of `expand_stages`: the shortest of one part per stage and one per layer."""
+    by_stage = _join_runs([_cycle(stage) for stage in stages])
+    by_layer = _join_runs([str(spec) for stage in stages for spec in stage])
+    return min(by_stage, by_layer, key=len)
+
+
+def _runs(text: str, kinds: Mapping[str, type[Options]]) -> list[tuple[int | None, list[Spec]]]:
+    """Each part's count, None where none is written, and the specs it goes through in turn."""
+    runs = []
+    for part in split_parts(text, kinds):
+        match = _PART.match(split_cycle(part)[0])
+        count = match["count"] if match else None
+        rest = part if count is None else part[len(count) + 1 :]
+        runs.append((None if count is None else int(count), [parse(item, kinds) for item in split_cycle(rest)]))
+    return runs
+
+
+def _repeat(cycle: Sequence[Spec], count: int) -> list[Spec]:
+    return [cycle[i % len(cycle)] for i in range(count)]
+
+
+def _cycle(specs: Sequence[Spec]) -> str:
+    """The shortest cycle that goes through `specs`."""
+    texts = list(map(str, specs))
+    period = next((p for p in range(1, len(texts)) if texts[p:] == texts[:-p]), len(texts))
+    return "+".join(texts[:period])
+
+
+def _join_runs(texts: Sequence[str]) -> str:
+    """Runs of equal texts become `NxTEXT`, a single run its text alone."""
+    runs = [(text, len(list(group))) for text, group in itertools.groupby(texts)]
     if len(runs) == 1:
         return runs[0][0]
     return "/".join(text if count == 1 else f"{count}x{text}" for text, count in runs)
