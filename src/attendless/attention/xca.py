@@ -1,0 +1,128 @@
+"""Cross-covariance attention (XCiT): channels attend to channels, through what all tokens have in common.
+
+    out_n = softmax(τ q̂ᵀ k̂) v_n        q̂, k̂: each channel divided by its L2 norm over the tokens; τ learned, per head
+
+The D × D matrix is the same for every token, so cost is linear in their number. `plain` leaves out norm and
+temperature and divides by √N instead:
+
+    out_n = softmax(qᵀ k / √N) v_n
+
+This is what the code of the fair comparison runs: its numbers for XCA (28.27 M parameters, 4.480 G at patch 4) belong
+to `xca:plain`, XCiT's own numbers to `xca`.
+
+`lpi` adds XCiT's local patch interaction, x + conv(BN(GELU(conv(LN x)))) with depthwise 3 × 3 convolutions, after the
+attention and its residual (the poster of the comparison says before; its code, like XCiT, runs it after). Prefix
+tokens have no neighbours and pass it by unchanged.
+
+A token that stands for s tokens counts s times in the covariance. Shapes: B batch · H heads · N tokens · D head width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import spec
+from .contract import Attention, Context, Grid
+from .registry import register
+
+
+def channel_map(q: Tensor, k: Tensor, temperature: Tensor) -> Tensor:
+    """q, k [B, H, N, D], temperature [H, 1, 1] → the map of channels over channels [B, H, D, D]."""
+    # Unit columns first: their products lie in [-1, 1], which half precision holds at any number of tokens.
+    q, k = unit(q), unit(k)
+    return torch.softmax(temperature * (q.transpose(-2, -1) @ k), dim=-1)
+
+
+def plain_channel_map(q: Tensor, k: Tensor, tokens: Tensor | int) -> Tensor:
+    """q, k [B, H, N, D], tokens they stand for (a number, or [B, 1, 1, 1]) → softmax(qᵀ k / √tokens) [B, H, D, D]."""
+    # Without norms the sum over tokens has no bound that half precision could hold.
+    with torch.autocast(q.device.type, enabled=False):
+        return torch.softmax(q.float().transpose(-2, -1) @ k.float() * tokens**-0.5, dim=-1)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x [B, H, N, D] with every channel divided by its norm over the tokens; the norm is summed in fp32."""
+    return (x.float() / torch.linalg.vector_norm(x.float(), dim=-2, keepdim=True).clamp_min(1e-12)).to(x.dtype)
+
+
+class LocalPatchInteraction(nn.Module):
+    """conv(BN(GELU(conv(LN x)))), depthwise 3 × 3, on the patches [B, height·width, C]; XCiT's names inside."""
+
+    def __init__(self, dim: int, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        factory = {"device": device, "dtype": dtype}
+        self.norm = nn.LayerNorm(dim, eps=1e-6, **factory)
+        self.conv1 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **factory)
+        self.bn = nn.BatchNorm2d(dim, **factory)
+        self.conv2 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **factory)
+
+    def forward(self, x: Tensor, grid: Grid) -> Tensor:
+        image = self.norm(x).transpose(1, 2).unflatten(2, (grid.height, grid.width))
+        return self.conv2(self.bn(F.gelu(self.conv1(image)))).flatten(2).transpose(1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class XCAOptions(spec.Options):
+    plain: bool = spec.option(False, "no L2 norm and no temperature: the form the fair comparison measured")
+    lpi: bool = spec.option(False, "XCiT's local patch interaction after the attention")
+
+
+@register
+class XCA(Attention):
+    name = "xca"
+    Options = XCAOptions
+    examples = ("xca", "xca:plain")
+
+    def setup(self, factory: dict[str, Any]) -> None:
+        if not self.options.plain:
+            self.temperature = nn.Parameter(torch.ones(self.num_heads, 1, 1, **factory))
+        if self.options.lpi:
+            self.lpi = LocalPatchInteraction(self.dim, **factory)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
+        q, k, tokens = self._weighted(q, k, context.grid)
+        attn = plain_channel_map(q, k, tokens) if self.options.plain else channel_map(q, k, self.temperature)
+        return v @ self.attn_drop(attn).to(v.dtype).transpose(-2, -1), context
+
+    def refine(self, x: Tensor, context: Context) -> Tensor:
+        if not self.options.lpi:
+            return x
+        prefix, patches = x[:, : context.grid.prefix], x[:, context.grid.prefix :]
+        return torch.cat([prefix, patches + self.lpi(patches, context.grid)], dim=1)
+
+    def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
+        """Which tokens the channel map was made of, [B, H, queries, N].
+
+        No token looks at another here, so there is no map of tokens over tokens. Shown instead is each token's share
+        in the covariance: the size |q̂_n| |k̂_n| of the term it adds to it, all shares summing to one. All tokens are
+        mixed by the same matrix, so every row is the same. `channel_map` gives the D × D matrix itself.
+        """
+        q, k, _ = self.project(x)
+        q, k, _ = self._weighted(q, k, context.grid)
+        q, k = (q, k) if self.options.plain else (unit(q), unit(k))
+        share = q.float().norm(dim=-1) * k.float().norm(dim=-1)
+        share = share / share.sum(-1, keepdim=True).clamp_min(1e-12)
+        rows = 1 if isinstance(query, int) else len(range(*query.indices(x.shape[1])))
+        return share.to(x.dtype)[:, :, None].expand(-1, -1, rows, -1)
+
+    def _weighted(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor | int]:
+        """q and k with a token that stands for s counted s times, and how many tokens they all stand for."""
+        bias = grid.key_bias(torch.float32)
+        if bias is None:
+            return q, k, grid.tokens
+        root = (bias / 2).exp()[:, None, :, None].to(q.dtype)
+        return q * root, k * root, bias.exp().sum(-1)[:, None, None, None]
+
+    def core_macs(self, grid: Grid) -> int:
+        return 2 * grid.tokens * self.attn_dim * self.head_dim
+
+    def extra_macs(self, grid: Grid) -> int:
+        return 2 * 9 * grid.patches * self.dim if self.options.lpi else 0
+
+    def refuses(self, grid: Grid) -> str | None:
+        return "local patch interaction needs every patch in its place" if self.options.lpi and grid.reduced else None
