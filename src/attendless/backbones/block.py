@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import Any
 
+from timm.models._manipulate import checkpoint
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, nn
 
@@ -16,32 +17,83 @@ from ..errors import UserError
 class Block(nn.Module):
     """x + attention(norm x), then x + mlp(norm x), each through LayerScale and stochastic depth where present."""
 
-    def __init__(self, attn: Attention, parts: nn.Module) -> None:
-        """Take over every part of timm's block `parts` except its attention."""
+    def __init__(
+        self,
+        attn: Attention,
+        norm1: nn.Module,
+        norm2: nn.Module,
+        mlp: nn.Module,
+        *,
+        ls1: nn.Module | None = None,
+        ls2: nn.Module | None = None,
+        drop_path1: nn.Module | None = None,
+        drop_path2: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         # timm's order, so that a state dict lists its keys as timm's does.
-        self.norm1 = parts.norm1
+        self.norm1 = norm1
         self.attn = attn
-        self.ls1 = parts.ls1
-        self.drop_path1 = parts.drop_path1
-        self.norm2 = parts.norm2
-        self.mlp = parts.mlp
-        self.ls2 = parts.ls2
-        self.drop_path2 = parts.drop_path2
+        self.ls1 = ls1 or nn.Identity()
+        self.drop_path1 = drop_path1 or nn.Identity()
+        self.norm2 = norm2
+        self.mlp = mlp
+        self.ls2 = ls2 or nn.Identity()
+        self.drop_path2 = drop_path2 or nn.Identity()
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         out, context = self.attn(self.norm1(x), context)
         x = self.attn.refine(x + self.drop_path1(self.ls1(out)), context)
-        x = x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+        x = x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), context.grid)))
         return x, context
+
+    def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
+        return self.mlp(x)
+
+
+class ConvBlock(Block):
+    """A block whose MLP also convolves over the grid, as PVT v2's does."""
+
+    def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
+        return self.mlp(x, [grid.height, grid.width])
+
+
+def run_blocks(
+    blocks: Iterable[nn.Module],
+    x: Tensor,
+    context: Context,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    take: Collection[int] = (),
+    checkpointing: bool = False,
+) -> tuple[Tensor, Context, list[Tensor]]:
+    """Run the blocks from `start` up to `stop`; return tokens, context and the tokens after each block in `take`.
+
+    Each block is asked to leave in the context what the attention of the next one reads.
+    """
+    every: list[Any] = list(blocks)
+    reads = [block.attn.reads for block in every[1:]] + [frozenset()]
+    taken = []
+    for i in range(len(every))[start:stop]:
+        context = context.replace(wants=reads[i])
+        x, context = checkpoint(every[i], x, context) if checkpointing else every[i](x, context)
+        if i in take:
+            taken.append(x)
+    return x, context, taken
+
+
+def refuse_first(attn: Attention, where: str) -> None:
+    """Raise if `attn`, which stands first, reads what a layer before it would have left."""
+    if attn.reads:
+        raise UserError(f"attention {attn.spec} cannot stand in {where}: it reads what a layer before it left")
 
 
 def rebuild_block(block: nn.Module, spec: Spec, grid: Grid) -> Block:
     """timm's block with its attention replaced by `spec`, taking over every weight of the same name and shape."""
     if type(block) is not TimmBlock:
         raise UserError(f"block type {type(block).__name__} is not supported: only timm's pre-norm Block is")
-    attn = create_like(block.attn, spec, grid)
-    return Block(attn, block)
+    names = ("norm1", "norm2", "mlp", "ls1", "ls2", "drop_path1", "drop_path2")
+    return Block(create_like(block.attn, spec, grid), **{name: getattr(block, name) for name in names})
 
 
 def create_like(attn: Any, spec: Spec, grid: Grid) -> Attention:

@@ -7,14 +7,13 @@ from typing import Any
 
 from timm.layers import AttentionPoolLatent
 from timm.models._features import feature_take_indices
-from timm.models._manipulate import checkpoint
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..attention import Context, Grid, Macs, Spec, expand, join
 from ..errors import UserError
-from .block import rebuild_block
+from .block import rebuild_block, refuse_first, run_blocks
 from .cost import Layer, parameters, weight_macs
 
 
@@ -31,10 +30,8 @@ class ColumnarHost:
             raise UserError(f"{len(specs)} attentions were given for {depth} layers")
         grid = self.grid()
         self.blocks = nn.Sequential(*(rebuild_block(b, s, grid) for b, s in zip(self.blocks, specs, strict=True)))
-        if self.blocks and self.blocks[0].attn.reads:
-            raise UserError(
-                f"attention {specs[0]} cannot stand in the first layer: it reads what a layer before it left"
-            )
+        if self.blocks:
+            refuse_first(self.blocks[0].attn, "the first layer")
 
     @property
     def attention(self) -> str:
@@ -58,18 +55,8 @@ class ColumnarHost:
 
     def run_blocks(self, x: Tensor, context: Context, take: Sequence[int] = (), stop: int | None = None) -> Any:
         """Run the blocks up to `stop`; return tokens, context and the tokens after each block listed in `take`."""
-        taken = []
-        blocks = list(self.blocks)
-        for i, block in enumerate(blocks[:stop]):
-            wants = blocks[i + 1].attn.reads if i + 1 < len(blocks) else frozenset()
-            context = context.replace(wants=wants)
-            if self.grad_checkpointing and self.training:
-                x, context = checkpoint(block, x, context)
-            else:
-                x, context = block(x, context)
-            if i in take:
-                taken.append(x)
-        return x, context, taken
+        checkpointing = self.grad_checkpointing and self.training
+        return run_blocks(self.blocks, x, context, stop=stop, take=take, checkpointing=checkpointing)
 
     def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
         """`forward_features` together with the context the last block left: extra losses, the final grid."""
