@@ -1,0 +1,29 @@
+"""Amdahl's cap: what the whole model could gain if its attention core cost nothing at all.
+
+Speeding up a part that takes the share s of the whole cannot gain more than 1 / (1 - s). Of a Transformer block with N
+tokens of width C the core's share of the multiply-accumulates is N / (N + 6C); its share of the *time* is usually
+larger, because softmax moves memory that MACs do not count. Both are taken from the dense model: they bound every
+attention that could stand in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..attention import Macs
+
+#: The parts of the layer view that an attention is free to change.
+CORE = ("core", "selection")
+
+
+def cap(share: float) -> float | None:
+    """The most a whole can gain from a part of this share; None if the part is everything."""
+    return 1 / (1 - share) if share < 1 else None
+
+
+def macs_share(macs: Macs) -> float:
+    return macs.core / macs.total
+
+
+def time_share(parts: Mapping[str, float]) -> float:
+    return sum(parts[name] for name in CORE) / sum(parts.values())

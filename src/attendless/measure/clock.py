@@ -1,0 +1,194 @@
+"""The clock: contestants take turns in one process, and only paired ratios are believed.
+
+A machine's speed drifts with heat, frequency and neighbours. Two contestants timed one after the other meet two
+different machines; two that take turns, a few milliseconds apart, meet the same one, and their *ratio* survives what
+neither of their times does. One round gives every contestant its turns in a fresh random order and yields one ratio a
+contestant; the verdict is drawn from the ratios of many rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+Call = Callable[[], object]
+Timer = Callable[[Call], float]
+
+#: Fewer rounds than this give no verdict worth printing.
+ROUNDS = 25
+#: How sure the interval of the median ratio is meant to be.
+CONFIDENCE = 0.99
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How many times quicker one contestant was than another, over paired rounds."""
+
+    ratio: float
+    quartiles: tuple[float, float]
+    interval: tuple[float, float]
+    pairs: int
+
+    @property
+    def spread(self) -> float:
+        """The interquartile range of the paired ratios."""
+        return self.quartiles[1] - self.quartiles[0]
+
+    @property
+    def distinguishable(self) -> bool:
+        """Whether a difference was seen: the median ratio's interval excludes 1, and the effect exceeds the spread.
+
+        The first alone would call a bias of half a percent a difference, given rounds enough; the second alone would
+        trust a handful of rounds.
+        """
+        low, high = self.interval
+        return not low <= 1 <= high and abs(self.ratio - 1) > self.spread
+
+
+@dataclasses.dataclass(frozen=True)
+class Race:
+    """Seconds a call of each contestant, one figure a round; figures at the same place belong together."""
+
+    seconds: Mapping[str, Sequence[float]]
+
+    def median(self, name: str) -> float:
+        return float(np.median(self.seconds[name]))
+
+    def compare(self, name: str, against: str) -> Comparison:
+        return compare(self.seconds[name], self.seconds[against])
+
+
+def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
+    """The ratios theirs / ours, so that more than 1 means ours is quicker."""
+    ratios = np.sort(np.asarray(theirs, dtype=float) / np.asarray(ours, dtype=float))
+    low, high = np.quantile(ratios, [0.25, 0.75])
+    k = sign_rank(len(ratios), CONFIDENCE)
+    return Comparison(
+        ratio=float(np.median(ratios)),
+        quartiles=(float(low), float(high)),
+        interval=(float(ratios[k - 1]), float(ratios[-k])) if k else (0.0, math.inf),
+        pairs=len(ratios),
+    )
+
+
+def sign_rank(n: int, confidence: float) -> int:
+    """The largest k for which the k-th smallest and k-th largest of n values enclose their median so surely.
+
+    Every value lies below the median like a fair coin falls, whatever the distribution, so the chance that fewer than
+    k do is a binomial tail. 0 if n is too small for any k.
+    """
+    tail, k = 0.0, 0
+    while k < n // 2:
+        tail += math.comb(n, k) / 2**n
+        if 2 * tail > 1 - confidence:
+            break
+        k += 1
+    return k
+
+
+def device_timer(device: torch.device | str = "cpu") -> Timer:
+    """Seconds of one call: the wall clock on a CPU, recorded events on an accelerator, where calls return early."""
+    device = torch.device(device)
+    if device.type == "cpu":
+        return _wall_seconds
+
+    def seconds(call: Call) -> float:
+        start, end = (torch.Event(device=device, enable_timing=True) for _ in range(2))
+        torch.accelerator.synchronize(device)
+        start.record()
+        call()
+        end.record()
+        torch.accelerator.synchronize(device)
+        return start.elapsed_time(end) / 1e3
+
+    return seconds
+
+
+def _wall_seconds(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def warm_up(call: Call, timer: Timer, *, window: int = 2, tolerance: float = 0.03, limit: float = 120.0) -> float:
+    """Call until it stops getting quicker; return the seconds of the quickest call.
+
+    Warm means that the best of the last `window` calls no longer beats the best before them by more than `tolerance`.
+    Lazy initialisation, compilation and a rising clock frequency are over by then. After `limit` seconds it is warm
+    enough.
+    """
+    times = [timer(call) for _ in range(window)]
+    while True:
+        best = min(times)
+        recent = [timer(call) for _ in range(window)]
+        times += recent
+        if min(recent) >= best * (1 - tolerance) or sum(times) > limit:
+            return min(times)
+
+
+def race(
+    contestants: Mapping[str, Call],
+    *,
+    timer: Timer = _wall_seconds,
+    budget: float = 10.0,
+    rounds: int = ROUNDS,
+    max_rounds: int = 1000,
+    precision: float = 0.005,
+    seed: int = 0,
+) -> Race:
+    """Time every contestant, in turns, against the first one.
+
+    At least `rounds` rounds are run, then more until the interval of every median ratio is known to `precision` or
+    `budget` seconds are over. (Never until a difference *shows*: stopping on what one hopes to see finds it too often.)
+    In a round everybody has up to five turns, as the budget allows, and counts the quickest: disturbances only add.
+    """
+    names = list(contestants)
+    quickest = {name: warm_up(contestants[name], timer) for name in names}
+    # A turn of a very quick call lasts a few milliseconds, well above what starting the clock costs.
+    repeats = {name: max(1, math.ceil(0.002 / max(quickest[name], 1e-7))) for name in names}
+    lap = sum(quickest[name] * repeats[name] for name in names)
+    turns = min(5, max(1, int(budget / (rounds * max(lap, 1e-7)))))
+    shuffled = random.Random(seed)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    spent = 0.0
+    collecting = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        while True:
+            figures: dict[str, list[float]] = {name: [] for name in names}
+            for turn in range(turns):
+                # Every second turn walks back, so that a steady drift favours nobody.
+                names = names[::-1] if turn % 2 else shuffled.sample(names, len(names))
+                for name in names:
+                    figures[name].append(timer(_repeat(contestants[name], repeats[name])))
+            for name, values in figures.items():
+                spent += sum(values)
+                seconds[name].append(min(values) / repeats[name])
+            done = len(seconds[names[0]])
+            if done >= rounds and (spent >= budget or done >= max_rounds or _precise(seconds, precision)):
+                return Race({name: tuple(seconds[name]) for name in contestants})
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _repeat(call: Call, times: int) -> Call:
+    def calls() -> None:
+        for _ in range(times):
+            call()
+
+    return call if times == 1 else calls
+
+
+def _precise(seconds: Mapping[str, Sequence[float]], precision: float) -> bool:
+    first, *others = seconds.values()
+    intervals = (compare(other, first).interval for other in others)
+    return all(high - low <= 2 * precision * low for low, high in intervals)

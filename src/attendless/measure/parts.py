@@ -1,0 +1,165 @@
+"""The layer view: where a forward spends its time, part by part.
+
+For the length of one measurement the methods that begin and end a part are shadowed on the model's own instances by
+ones that mark the time; afterwards the shadows are deleted and the model is as it was. Every stretch between two marks
+belongs to the innermost part that is open, so the parts of one run add up to that run, nothing counted twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..attention import Attention
+
+#: In reading order. `selection` is an attention's choice of keys, or a reducer's of tokens; `core` all else between
+#: the projections; `other` what no part claims: residual additions, layer scale, Python.
+PARTS = ("embedding", "selection", "core", "projections", "mlp", "norms", "head", "other")
+
+# Last names of modules, as timm and our hosts use them.
+_MODULES = {
+    "patch_embed": "embedding",
+    "downsample": "embedding",
+    "mlp": "mlp",
+    "ffn": "mlp",
+    "reduce": "selection",
+    "head": "head",
+    "head_dist": "head",
+}
+_METHODS = {"_pos_embed": "embedding", "forward_head": "head"}
+_PROJECTIONS = ("qkv", "q", "k", "v", "kv", "proj")
+
+#: Where to mark: an object, the name of its method, the part the method belongs to.
+Place = tuple[Any, str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """Milliseconds of each part of an instrumented forward, and of the whole forward without instruments."""
+
+    ms: Mapping[str, float]
+    whole_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        return sum(self.ms.values())
+
+
+def parts(model: nn.Module, images: Tensor, *, budget: float = 5.0, rounds: int = 8) -> Parts:
+    """Time the parts of a forward. Plain and instrumented runs alternate, and the middle half of each is averaged."""
+    compiled = getattr(model, "_orig_mod", None)
+    model = model if compiled is None else compiled
+    plain: list[dict[str, float]] = []
+    marked: list[dict[str, float]] = []
+    start = time.perf_counter()
+    with torch.inference_mode():
+        run(model, images, [])
+        while len(plain) < rounds or (time.perf_counter() - start < budget and len(plain) < 10 * rounds):
+            plain.append(run(model, images, []))
+            marked.append(run(model, images, places(model)))
+    means = {name: 1e3 * seconds for name, seconds in _middle(marked).items()}
+    return Parts(means, 1e3 * sum(_middle(plain).values()))
+
+
+def run(model: nn.Module, images: Tensor, where: list[Place]) -> dict[str, float]:
+    """Seconds of each part of one forward."""
+    marks = _Marks(images.device)
+    with shadowed(where, marks):
+        marks.around("other", model)(images)
+    return marks.seconds()
+
+
+def places(model: nn.Module) -> list[Place]:
+    """Every method of a model that begins a part."""
+    found: list[Place] = [(model, name, part) for name, part in _METHODS.items() if hasattr(model, name)]
+    return found + list(_walk(model))
+
+
+def _walk(module: nn.Module) -> Iterator[Place]:
+    for name, child in module.named_children():
+        if isinstance(child, Attention) or name == "attn" or type(child).__name__.endswith("Attention"):
+            yield from _attention(child)
+        elif name in _MODULES:
+            yield child, "forward", _MODULES[name]
+        elif "Norm" in type(child).__name__:
+            yield child, "forward", "norms"
+        else:
+            yield from _walk(child)
+
+
+def _attention(attn: nn.Module) -> Iterator[Place]:
+    """One rule for every attention, timm's and ours: what neither projects nor selects is core."""
+    yield attn, "forward", "core"
+    if callable(getattr(attn, "select", None)):
+        yield attn, "select", "selection"
+    for name, child in attn.named_modules():
+        if name.rsplit(".", 1)[-1] in _PROJECTIONS and isinstance(child, nn.Linear | nn.Conv2d):
+            yield child, "forward", "projections"
+
+
+class _Marks:
+    """A log of marks, each with the part that was open up to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.open: list[str] = []
+        self.log: list[tuple[str, Any]] = []
+
+    def mark(self) -> None:
+        now: Any = time.perf_counter()
+        if self.device.type != "cpu":
+            now = torch.Event(device=self.device, enable_timing=True)
+            now.record()
+        self.log.append((self.open[-1] if self.open else "", now))
+
+    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            self.mark()
+            self.open.append(part)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self.mark()
+                self.open.pop()
+
+        return marked
+
+    def seconds(self) -> dict[str, float]:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+        found = Counter(dict.fromkeys(PARTS, 0.0))
+        for (_, before), (part, now) in zip(self.log, self.log[1:], strict=False):
+            found[part] += now - before if self.device.type == "cpu" else before.elapsed_time(now) / 1e3
+        return dict(found)
+
+
+@contextlib.contextmanager
+def shadowed(where: list[Place], marks: _Marks) -> Iterator[None]:
+    """Shadow methods on their instances, and lift every shadow again."""
+    shadows = []
+    try:
+        for thing, method, part in where:
+            setattr(thing, method, marks.around(part, getattr(thing, method)))
+            shadows.append((thing, method))
+        yield
+    finally:
+        for thing, method in reversed(shadows):
+            vars(thing).pop(method, None)
+
+
+def _middle(runs: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of every part over the half of the runs whose totals lie in the middle."""
+    runs = sorted(runs, key=lambda run: sum(run.values()))
+    quarter = len(runs) // 4
+    runs = runs[quarter : len(runs) - quarter]
+    return {name: float(np.mean([run[name] for run in runs])) for name in PARTS}

@@ -1,0 +1,85 @@
+"""The stamp every measurement carries: which machine, which versions, when. Nothing that names a host or a person."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Instruction sets that decide which kernels run, as Linux names them.
+_INSTRUCTIONS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx_vnni", "amx_bf16", "asimd", "sve", "bf16")
+
+
+def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
+    device = torch.device(device)
+    cpu, flags = _cpu()
+    found: dict[str, Any] = {
+        "cpu": cpu,
+        "instructions": [name for name in _INSTRUCTIONS if name in flags],
+        "torch_capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": _cores(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        **{name: _version(name) for name in ("torch", "timm", "attendless")},
+        "native_kernels": native_kernels(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    }
+    if device.type == "cuda":
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def stamp_line(found: Mapping[str, Any]) -> str:
+    """One line for the foot of a table."""
+    kernels = "native kernels" if found["native_kernels"] else "no native kernels"
+    threads = f"{found['threads']} thread{'s' if found['threads'] != 1 else ''} of {found['cores']} cores"
+    device = "" if found["device"] == "cpu" else f"{found['device']} · "
+    return (
+        f"{device}{found['cpu']} · {found['torch_capability']} · {threads} · torch {found['torch']} · "
+        f"timm {found['timm']} · attendless {found['attendless']} · {kernels} · {found['date']}"
+    )
+
+
+def native_kernels() -> bool:
+    """Whether the compiled CPU kernels are installed and run on this machine."""
+    try:
+        from ..sparse import native
+    except ImportError:
+        return False
+    return native.available()
+
+
+def _cpu() -> tuple[str, frozenset[str]]:
+    """The processor's name and the instruction sets the system reports (Linux; elsewhere only the name)."""
+    name, flags = platform.processor() or platform.machine(), frozenset[str]()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return name, flags
+    for line in lines:
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "model name":
+            name = value
+        elif key in ("flags", "Features"):
+            flags = frozenset(value.split())
+    return name, flags
+
+
+def _cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
