@@ -1,6 +1,6 @@
 """Vision Transformers that attend less, and are measurably faster for it."""
 
-from .attention import Attention, Context, Grid, attentions, create, load_plugin, register
+from .attention import Attention, Context, Grid, Options, attentions, create, load_plugin, option, register
 from .backbones import Columnar
 from .errors import UserError
 
@@ -11,9 +11,11 @@ __all__ = [
     "Columnar",
     "Context",
     "Grid",
+    "Options",
     "UserError",
     "attentions",
     "create",
     "load_plugin",
+    "option",
     "register",
 ]

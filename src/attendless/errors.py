@@ -11,8 +11,9 @@ class UserError(ValueError):
 
 
 def unknown(kind: str, given: str, exist: Iterable[str]) -> UserError:
-    """The error for a name that does not exist, with the ones that do and the likeliest first."""
+    """The error for a name that does not exist: the likeliest ones that do, and all of them if they are few."""
     names = sorted(exist)
-    close = get_close_matches(given, names, n=1)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return UserError(f"unknown {kind} {given!r}.{hint} There are: {', '.join(names) or 'none'}")
+    close = get_close_matches(given, names, n=5 if len(names) > 40 else 1)
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
+    listing = ", ".join(names) or "none"
+    return UserError(f"unknown {kind} {given!r}.{hint} There are: {listing if len(names) <= 40 else len(names)}")

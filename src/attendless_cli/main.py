@@ -54,7 +54,8 @@ def main(argv: Sequence[str]) -> int:
     parser = Parser(
         prog="attendless",
         description="Vision Transformers that attend less, and are measurably faster for it.",
-        epilog="Start with:  attendless info deit_tiny_patch16_224 --size 224 384\nHelp on a verb:  attendless VERB --help",
+        epilog="start with:      attendless info deit_tiny_patch16_224 --size 224 384\n"
+        "help on a verb:  attendless VERB --help",
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")

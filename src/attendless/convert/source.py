@@ -26,13 +26,14 @@ def open_model(
     weights: str | Path | None = None,
     size: Size | str | None = None,
     num_classes: int | None = None,
+    pretrained: bool = False,
 ) -> nn.Module:
     """Build `model` by its name, load `weights` from a file, set its input size and convert it to `attention`.
 
     Without `attention` the model stays what it is. Without `num_classes` the weights decide how many there are; if it
     differs from theirs, the classifier starts anew, ready to be trained.
     """
-    built = _create(str(model), read_weights(weights) if weights is not None else None, num_classes)
+    built = _create(str(model), read_weights(weights) if weights is not None else None, num_classes, pretrained)
     if size is not None:
         resize(built, parse_size(size))
     return built if attention is None else convert(built, attention)
@@ -95,12 +96,12 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return {name.removeprefix("module."): value for name, value in found.items()}
 
 
-def _create(name: str, weights: dict[str, Tensor] | None, num_classes: int | None) -> nn.Module:
+def _create(name: str, weights: dict[str, Tensor] | None, num_classes: int | None, pretrained: bool) -> nn.Module:
     if not timm.is_model(name):
         raise unknown("model", name, timm.list_models())
     if num_classes is None and weights is not None and "head.weight" in weights:
         num_classes = weights["head.weight"].shape[0]
-    model = timm.create_model(name, pretrained=False, **({} if num_classes is None else {"num_classes": num_classes}))
+    model = timm.create_model(name, pretrained=pretrained, **({} if num_classes is None else {"num_classes": num_classes}))
     if weights is not None:
         _load(model, weights, name)
     return model.eval()

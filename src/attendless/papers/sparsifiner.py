@@ -1,4 +1,4 @@
-"""Tables of "Sparsifiner: Learning Sparse Instance-Dependent Attention for Efficient Vision Transformers" (CVPR 2023)."""
+"""Tables of "Sparsifiner: Learning Sparse Instance-Dependent Attention for Efficient ViTs" (CVPR 2023)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,42 @@
+# make install · make test · make test-all · make test-oldest · make lint · make demo
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+# The oldest timm supported; keep it in step with pyproject.toml.
+OLDEST := timm==1.0.20
+
+.PHONY: install test test-all test-oldest lint clean
+.DELETE_ON_ERROR:
+
+install: $(STAMP)
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+
+# Reinstalled when the project's definition or a kernel's source changes; Python sources are used in place.
+$(STAMP): $(BIN)/python pyproject.toml $(shell find native -type f 2>/dev/null)
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" ninja cmake
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
+	@touch $@
+
+# Each worker computes on one core, so two workers do not fight over threads.
+test: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+
+test-all: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# The suite against the oldest timm we support, laid over the environment that has everything else.
+test-oldest: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/oldest $(OLDEST)
+	OMP_NUM_THREADS=1 PYTHONPATH=build/oldest $(BIN)/python -m pytest -n auto -m "not slow"
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build

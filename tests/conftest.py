@@ -1,0 +1,24 @@
+"""What every test file shares."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _same_draws() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def data_dir() -> Path:
+    """The development data, or a skip that says where it was looked for."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    path = Path(os.environ.get("ATTENDLESS_DATA", beside))
+    if not path.is_dir():
+        pytest.skip(f"no development data at {path} (set ATTENDLESS_DATA)")
+    return path

@@ -1,0 +1,134 @@
+"""The command line as a user meets it: help without torch, one clear line for mistakes, JSON as promised."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attendless_cli.main import VERBS, main
+
+START = "from attendless_cli.main import run; run({!r})"
+
+
+def run(*words: str, python: str = START) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", python.format(list(words))], capture_output=True, text=True, check=False
+    )
+
+
+def inside(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Run in this process: (exit code, stdout, stderr)."""
+    try:
+        code = main(words)
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_help_is_quick_and_does_not_import_torch() -> None:
+    report = """
+import resource, sys
+from attendless_cli.main import main
+try:
+    main({!r})
+except SystemExit:
+    pass
+used = resource.getrusage(resource.RUSAGE_SELF)
+print("torch" in sys.modules, used.ru_utime + used.ru_stime)
+"""
+    done = run("--help", python=report)
+    imported, seconds = done.stdout.splitlines()[-1].split()
+    assert imported == "False"
+    assert float(seconds) < 0.5
+    assert all(verb in done.stdout for verb in VERBS)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = inside(capsys, verb, "--help")
+    assert code == 0
+    assert f"\n  attendless {verb}" in out
+    assert "--json" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["inof"], "invalid choice: 'inof'"),
+        (["info"], "the following arguments are required: MODEL"),
+        (["info", "deit_tiny_patch16_225"], "Did you mean 'deit_tiny_patch16_224'"),
+        (["info", "deit_tiny_patch16_224", "--attention", "ful"], "unknown attention 'ful'. Did you mean 'full'?"),
+        (["info", "deit_tiny_patch16_224", "--size", "0"], "expected S or HxW"),
+        (["info", "deit_tiny_patch16_224", "--size", "225"], "225x225"),
+        (["info", "deit_tiny_patch16_224", "--weights", "none.safetensors"], "none.safetensors"),
+        (["info", "deit_tiny_patch16_224", "--json", "/proc/none/x.json"], "/proc/none"),
+        (["papers", "lavit-99"], "unknown table 'lavit-99'"),
+        (["list", "nothing"], "unknown attention 'nothing'"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = inside(capsys, *words)
+    assert code == 2
+    assert says in err
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("attendless: error: ")
+
+
+def test_info_of_deit_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "info.json"
+    code, text, _ = inside(capsys, "info", "deit_small_patch16_224", "--json", str(out))
+    assert code == 0
+    assert "22.05 M" in text
+    assert "357.66 M" in text
+    found = json.loads(out.read_text())
+    (row,) = found["rows"]
+    macs = row["macs"]
+    assert row["params"] == 22_050_664
+    assert macs["core"] == 2 * 12 * 197**2 * 384
+    assert macs["total"] == sum(macs[part] for part in ("core", "projections", "mlp", "other"))
+    assert macs["total"] == sum(layer["macs"]["total"] for layer in row["layers"])
+    assert {"cpu", "torch", "timm", "threads", "date"} <= set(found["stamp"])
+
+
+def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "list.json"
+    assert inside(capsys, "list", "--json", str(out))[0] == 0
+    found = json.loads(out.read_text())
+    assert {"name": "full", "options": []} in found["attentions"]
+    assert set(found) == {"stamp", "attentions", "reducers", "models"}
+
+
+@pytest.mark.parametrize("style", [[], ["--markdown"]])
+def test_papers(style: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "table.json"
+    code, text, _ = inside(capsys, "papers", "sparsifiner-2", *style, "--json", str(out))
+    assert code == 0
+    assert "357.7 M" in text
+    row = next(r for r in json.loads(out.read_text())["rows"] if r["row"] == "DeiT-S" and r["quantity"] == "MHSA")
+    assert row["ours"] == 2 * 12 * 197**2 * 384
+    assert row["agrees"] is True
+    assert row["paper"] == "357.7"
+
+
+def test_doctor_tries_bf16_in_a_child(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "doctor.json"
+    assert inside(capsys, "doctor", "--json", str(out))[0] == 0
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    assert {"torch", "threads", "native kernels", "bf16 products", "extra export"} <= set(rows)
+    assert rows["bf16 products"]["value"]
+
+
+def test_a_closed_pipe_is_not_an_error() -> None:
+    done = subprocess.run(
+        f'{sys.executable} -c "{START.format(["list"])}" | head -n 1',
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
