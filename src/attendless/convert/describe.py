@@ -42,10 +42,21 @@ class Description:
 
     def build(self, attention: str | list[Spec] = "full") -> nn.Module:
         """The model with weights yet to be loaded: those of timm's are left as memory was found."""
+        return self._host()(**self._arguments(), attention=attention)
+
+    def original(self) -> nn.Module:
+        """timm's own model, with its own fused attention; its weights too are yet to be loaded."""
+        timms = next(cls for cls in self._host().__mro__ if cls.__module__.startswith("timm."))
+        return timms(**self._arguments())
+
+    def _host(self) -> type[nn.Module]:
         if self.host not in HOSTS:
             raise unknown("host", self.host, HOSTS)
-        arguments = {**self.arguments, **{k: _layer(v) for k, v in self.arguments.items() if k.endswith("_layer")}}
-        return HOSTS[self.host](**arguments, attention=attention, weight_init="skip")
+        return HOSTS[self.host]
+
+    def _arguments(self) -> dict[str, Any]:
+        layers = {name: _layer(value) for name, value in self.arguments.items() if name.endswith("_layer")}
+        return {**self.arguments, **layers, "weight_init": "skip"}
 
 
 def describe(model: nn.Module) -> Description:
