@@ -38,7 +38,7 @@ def count_by_running(model: nn.Module, size: int | tuple[int, int] | None = None
     """What PyTorch executes for one image, split by where in the model each product is computed."""
     height, width = to_2tuple(size) if size else input_size(model)
     parameter = next(model.parameters())
-    image = torch.zeros(1, _channels(model), height, width, device=parameter.device, dtype=parameter.dtype)
+    image = torch.zeros(1, channels(model), height, width, device=parameter.device, dtype=parameter.dtype)
     was_training = model.training
     counter = FlopCounterMode(display=False)
     try:
@@ -67,7 +67,7 @@ def input_size(model: nn.Module) -> tuple[int, int]:
     return to_2tuple(found)
 
 
-def _channels(model: nn.Module) -> int:
+def channels(model: nn.Module) -> int:
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     return first.in_channels if first is not None else 3
 
