@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> None:
     from attendless.measure.macs import input_size, layers
 
     rows, table, per_layer = [], [], []
-    for attention in args.attention:
+    for attention in args.attention or [None]:
         for size in args.size or [None]:
             model = open_model(
                 args.model, attention=attention, weights=args.weights, pretrained=args.pretrained, size=size

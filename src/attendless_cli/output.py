@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 #: Columns that hold words rather than numbers.
 TEXT = frozenset({"attention", "options", "why", "note", "path", "value", "quantity", "source", "grid", "what it is"})
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on the terminal's error stream; silent when that is not a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    bar = Progress(
+        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True,
+        disable=not console.is_terminal,
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.advance(task, done)
 
 
 def millions(count: float, digits: int = 2) -> str:

@@ -6,6 +6,7 @@ import argparse
 import re
 
 Size = tuple[int, int]
+BREAKEVEN = "where attending less cannot pay at this size: leave the layer full (default), or convert it anyway"
 
 
 def model(parser: argparse.ArgumentParser) -> None:
@@ -14,12 +15,15 @@ def model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pretrained", action="store_true", help="fetch timm's pretrained weights (uses the network)")
 
 
-def attention(parser: argparse.ArgumentParser, *, many: bool = True, default: str = "full") -> None:
-    text = "attention spec%s, such as full or foveal:keep=0.1; `attendless list` shows them (default: %s)"
+def attention(parser: argparse.ArgumentParser, *, many: bool = True, required: bool = False) -> None:
+    """`--attention`; left out, it is empty (or None), and the verb takes the model as it is."""
+    text = "attention specs, such as full or foveal:keep=0.1; `attendless list` shows them"
+    text = text if many else text.replace("specs", "spec")
+    text = text if required else f"{text} (default: the model's own)"
     if many:
-        parser.add_argument("--attention", metavar="A", nargs="+", default=[default], help=text % ("s", default))
+        parser.add_argument("--attention", metavar="A", nargs="+", default=[], required=required, help=text)
     else:
-        parser.add_argument("--attention", metavar="A", default=default, help=text % ("", default))
+        parser.add_argument("--attention", metavar="A", required=required, help=text)
 
 
 def size(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
