@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from attendless.convert import open_model
+    from attendless.convert import convert, open_model
     from attendless.measure.macs import input_size, layers
 
     rows, table, per_layer = [], [], []
@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
             model = open_model(
                 args.model, attention=attention, weights=args.weights, pretrained=args.pretrained, size=size
             )
+            model = model if hasattr(model, "layers") else convert(model, "full")
             found = layers(model, size)
             row = _row(args.model, model, found, size or input_size(model))
             rows.append(row)
