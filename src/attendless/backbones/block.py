@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from functools import partial
 from typing import Any
 
 from timm.models._manipulate import checkpoint
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, nn
 
-from ..attention import Attention, Context, Grid, Spec, create
+from ..attention import Attention, Context, Grid, Macs, Spec, create
 from ..errors import UserError
+from .cost import Layer, parameters, weight_macs
 
 
 class Block(nn.Module):
@@ -48,6 +48,11 @@ class Block(nn.Module):
 
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         return self.mlp(x)
+
+    def layer(self, name: str, grid: Grid) -> Layer:
+        """The block's row in its host's cost."""
+        macs = self.attn.macs(grid) + Macs(mlp=weight_macs(self.mlp, grid.tokens))
+        return Layer(name, grid, macs, parameters(self), self.attn.spec, self.attn.choice(grid))
 
 
 class ConvBlock(Block):
@@ -133,4 +138,4 @@ def take_weights(module: nn.Module, weights: dict[str, Tensor]) -> list[str]:
 
 
 def _norm_like(norm: Any) -> Callable[..., nn.Module]:
-    return partial(type(norm), eps=norm.eps)
+    return lambda dim: type(norm)(dim, eps=norm.eps)

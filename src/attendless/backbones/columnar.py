@@ -114,9 +114,7 @@ class ColumnarHost:
             t.numel() for t in (self.pos_embed, self.cls_token, self.reg_token, _dist(self)) if t is not None
         )
         rows = [Layer("embedding", grid, Macs(other=weight_macs(self.patch_embed, grid.patches)), embedding)]
-        for i, block in enumerate(self.blocks):
-            macs = block.attn.macs(grid) + Macs(mlp=weight_macs(block.mlp, grid.tokens))
-            rows.append(Layer(f"blocks.{i}", grid, macs, parameters(block), block.attn.spec, block.attn.choice(grid)))
+        rows += [block.layer(f"blocks.{i}", grid) for i, block in enumerate(self.blocks)]
         counted = sum(row.params for row in rows)
         rows.append(Layer("head", grid, Macs(other=_head_macs(self, grid)), parameters(self) - counted))
         return rows

@@ -1,0 +1,157 @@
+"""Our models in timm: `timm.create_model("pyramid_swin_tiny", attention="window/window/full/full")`.
+
+The name begins with the host. Every model takes `attention="…"`, by default what its authors used; those whose weights
+timm has on its hub load them with `pretrained=True`, under another attention as far as names and shapes fit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from timm.models import build_model_with_cfg, get_pretrained_cfg, register_model
+from timm.models.vision_transformer import checkpoint_filter_fn
+from torch import nn
+
+from .columnar import Columnar
+from .pyramid import Pyramid
+from .weights import fit_attention, from_pyramids
+
+_IMAGENET = {"num_classes": 1000, "input_size": (3, 224, 224), "crop_pct": 0.9, "interpolation": "bicubic"}
+_LAYERS = {"first_conv": "patch_embed.proj", "classifier": "head"}
+default_cfgs: dict[str, Any] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A host and its constructor's arguments; `weights` names the timm model whose weights it can load."""
+
+    host: type[nn.Module]
+    arguments: dict[str, Any]
+    weights: str = ""
+
+    def build(self, name: str, pretrained: bool, arguments: dict[str, Any]) -> nn.Module:
+        return build_model_with_cfg(
+            self.host,
+            name,
+            pretrained,
+            pretrained_filter_fn=self.adapt,
+            # As timm's: every stage of a pyramid, the last three blocks of a column.
+            feature_cfg={"out_indices": len(arguments.get("depths", (1, 1, 1))), "feature_cls": "getter"},
+            **arguments,
+        )
+
+    def adapt(self, state: dict[str, Any], model: Any) -> dict[str, Any]:
+        """timm's weights for `model`, whatever its attention and image size."""
+        renamed = from_pyramids(state) if issubclass(self.host, Pyramid) else checkpoint_filter_fn(state, model)
+        return fit_attention(renamed, model)
+
+
+def _register(name: str, model: Model) -> None:
+    def entry(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+        return model.build(name, pretrained, {**model.arguments, **kwargs})
+
+    entry.__name__ = entry.__qualname__ = name
+    theirs = get_pretrained_cfg(model.weights) if model.weights else None
+    default_cfgs[name] = {**(theirs.to_dict() if theirs else _IMAGENET), **_LAYERS}
+    register_model(entry)
+
+
+def _fair(patch: int, dims: tuple[int, ...], depths: tuple[int, ...], heads: tuple[int, ...]) -> dict[str, Any]:
+    """The comparison's column is its pyramid with one stage: the same embedding, positions, norms and pool."""
+    return {"patch_size": patch, "embed_dims": dims, "depths": depths, "num_heads": heads}
+
+
+def _fair_pyramid(patch: int) -> dict[str, Any]:
+    return _fair(patch, (96, 192, 384, 768), (2, 2, 6, 2), (3, 6, 12, 24))
+
+
+def _fair_column(patch: int) -> dict[str, Any]:
+    return _fair(patch, (384,), (12,), (12,))
+
+
+def _swin(dim: int, depth: int, heads: int) -> dict[str, Any]:
+    return {
+        "attention": "window+window:shift=3",
+        "embed_dims": tuple(dim * 2**i for i in range(4)),
+        "depths": (2, 2, depth, 2),
+        "num_heads": tuple(heads * 2**i for i in range(4)),
+        "positions": "none",
+        "norm_eps": 1e-5,
+        "embed_eps": 1e-5,
+    }
+
+
+def _pvt(depths: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "attention": "reduced:ratio=8/reduced:ratio=4/reduced/full",
+        "embed_dims": (64, 128, 320, 512),
+        "depths": depths,
+        "num_heads": (1, 2, 5, 8),
+        "mlp_ratios": (8, 8, 4, 4),
+        "embedding": "patch",
+        "embed_eps": 1e-5,
+    }
+
+
+def _pvt_v1(*depths: int) -> dict[str, Any]:
+    return {**_pvt(depths), "positions": "learned", "class_token": True}
+
+
+def _pvt_v2(*depths: int, **changes: Any) -> dict[str, Any]:
+    family = {"embedding": "overlap", "positions": "none", "mlp": "conv", "stage_norms": True}
+    return {**_pvt(depths), **family, **changes}
+
+
+def _twins_svt(dim: int, depths: tuple[int, ...], heads: int) -> dict[str, Any]:
+    local = "window:bias=false"
+    ratios = ("reduced:ratio=8", "reduced:ratio=4", "reduced", "full")
+    return {
+        "attention": "/".join(f"{local}+{ratio}" for ratio in ratios),
+        "embed_dims": tuple(dim * 2**i for i in range(4)),
+        "depths": depths,
+        "num_heads": tuple(heads * 2**i for i in range(4)),
+        "embedding": "patch",
+        "positions": "conv",
+        "embed_eps": 1e-5,
+    }
+
+
+def _twins_pcpvt(*depths: int) -> dict[str, Any]:
+    return {**_pvt(depths), "positions": "conv"}
+
+
+MODELS: dict[str, Model] = {
+    "columnar_tiny_patch16_224": Model(Columnar, {"embed_dim": 192, "num_heads": 3}, "deit_tiny_patch16_224"),
+    "columnar_small_patch16_224": Model(Columnar, {"embed_dim": 384, "num_heads": 6}, "deit_small_patch16_224"),
+    "columnar_base_patch16_224": Model(Columnar, {"embed_dim": 768, "num_heads": 12}, "deit_base_patch16_224"),
+    "pyramid_fair_patch4_224": Model(Pyramid, _fair_pyramid(4)),
+    "pyramid_fair_patch7_224": Model(Pyramid, _fair_pyramid(7)),
+    "columnar_fair_patch14_224": Model(Pyramid, _fair_column(14)),
+    "columnar_fair_patch16_224": Model(Pyramid, _fair_column(16)),
+    "pyramid_pvt_tiny": Model(Pyramid, _pvt_v1(2, 2, 2, 2)),
+    "pyramid_pvt_small": Model(Pyramid, _pvt_v1(3, 4, 6, 3)),
+    "pyramid_pvt_medium": Model(Pyramid, _pvt_v1(3, 4, 18, 3)),
+    "pyramid_pvt_large": Model(Pyramid, _pvt_v1(3, 8, 27, 3)),
+    "pyramid_pvt_v2_b0": Model(Pyramid, _pvt_v2(2, 2, 2, 2, embed_dims=(32, 64, 160, 256)), "pvt_v2_b0"),
+    "pyramid_pvt_v2_b1": Model(Pyramid, _pvt_v2(2, 2, 2, 2), "pvt_v2_b1"),
+    "pyramid_pvt_v2_b2": Model(Pyramid, _pvt_v2(3, 4, 6, 3), "pvt_v2_b2"),
+    "pyramid_pvt_v2_b2_li": Model(
+        Pyramid, _pvt_v2(3, 4, 6, 3, attention="reduced:pool=7", mlp="conv_relu"), "pvt_v2_b2_li"
+    ),
+    "pyramid_pvt_v2_b3": Model(Pyramid, _pvt_v2(3, 4, 18, 3), "pvt_v2_b3"),
+    "pyramid_pvt_v2_b4": Model(Pyramid, _pvt_v2(3, 8, 27, 3), "pvt_v2_b4"),
+    "pyramid_pvt_v2_b5": Model(Pyramid, _pvt_v2(3, 6, 40, 3, mlp_ratios=4), "pvt_v2_b5"),
+    "pyramid_swin_tiny": Model(Pyramid, _swin(96, 6, 3), "swin_tiny_patch4_window7_224"),
+    "pyramid_swin_small": Model(Pyramid, _swin(96, 18, 3), "swin_small_patch4_window7_224"),
+    "pyramid_swin_base": Model(Pyramid, _swin(128, 18, 4), "swin_base_patch4_window7_224"),
+    "pyramid_twins_pcpvt_small": Model(Pyramid, _twins_pcpvt(3, 4, 6, 3), "twins_pcpvt_small"),
+    "pyramid_twins_pcpvt_base": Model(Pyramid, _twins_pcpvt(3, 4, 18, 3), "twins_pcpvt_base"),
+    "pyramid_twins_pcpvt_large": Model(Pyramid, _twins_pcpvt(3, 8, 27, 3), "twins_pcpvt_large"),
+    "pyramid_twins_svt_small": Model(Pyramid, _twins_svt(64, (2, 2, 10, 4), 2), "twins_svt_small"),
+    "pyramid_twins_svt_base": Model(Pyramid, _twins_svt(96, (2, 2, 18, 2), 3), "twins_svt_base"),
+    "pyramid_twins_svt_large": Model(Pyramid, _twins_svt(128, (2, 2, 18, 2), 4), "twins_svt_large"),
+}
+
+for _name, _model in MODELS.items():
+    _register(_name, _model)

@@ -1,0 +1,252 @@
+"""The pyramid host: stages of ever fewer and wider tokens, each naming what it attends with.
+
+One skeleton serves every family: PVT, Swin, Twins and the fair comparison's pyramid differ in values only (`Style`).
+The API is timm's; tokens are [B, N, C], prefix first, as in the columnar host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from timm.layers import to_2tuple, to_ntuple, trunc_normal_
+from timm.models._features import feature_take_indices
+from torch import Tensor, nn
+
+from ..attention import Context, Grid, Macs, Spec, expand_stages, join_stages
+from ..errors import UserError
+from .block import Block, refuse_first
+from .cost import Layer, parameters, weight_macs
+from .stage import Stage, Style
+from .stem import Merge, shrink, to_map
+
+
+class Pyramid(nn.Module):
+    """`attention` is one spec for all stages, one per stage (`window/window/full/full`), or one per layer.
+
+    `style` are the fields of `Style`. Images of any size are taken, unless an attention is tied to its grid: then
+    `set_input_size` moves the model to another.
+    """
+
+    stages: Any
+
+    def __init__(
+        self,
+        attention: str | Sequence[Sequence[Spec]] = "full",
+        *,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str | None = None,
+        embed_dims: Sequence[int] = (96, 192, 384, 768),
+        depths: Sequence[int] = (2, 2, 6, 2),
+        num_heads: Sequence[int] = (3, 6, 12, 24),
+        mlp_ratios: float | Sequence[float] = 4.0,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        **style: Any,
+    ) -> None:
+        super().__init__()
+        if not len(depths) == len(embed_dims) == len(num_heads) or min(depths) < 1:
+            raise UserError(
+                f"depths={tuple(depths)}, embed_dims={tuple(embed_dims)} and num_heads={tuple(num_heads)} must "
+                "name the same stages, of one layer or more"
+            )
+        look = Style(**style)
+        specs = expand_stages(attention, depths) if isinstance(attention, str) else attention
+        ratios = to_ntuple(len(depths))(mlp_ratios)
+        # Stochastic depth grows evenly over the layers, whatever stage they are in.
+        layers = iter(range(sum(depths)))
+        drop_paths = [[drop_path_rate * next(layers) / max(1, sum(depths) - 1) for _ in range(n)] for n in depths]
+        self.num_classes, self.in_chans = num_classes, in_chans
+        self.num_prefix_tokens = int(look.class_token)
+        self.global_pool = self._pool(global_pool)
+        self.num_features = self.head_hidden_size = embed_dims[-1]
+        self.feature_info = [
+            {"num_chs": dim, "reduction": patch_size * 2**i, "module": f"stages.{i}"}
+            for i, dim in enumerate(embed_dims)
+        ]
+        self.patch_embed = look.embed(in_chans, embed_dims[0], patch_size)
+        self.patch_embed.img_size = to_2tuple(img_size)
+        self.stages = nn.ModuleList()
+        before = shrink(Grid(*self.patch_embed.img_size), patch_size)
+        for i, dim in enumerate(embed_dims):
+            stage = Stage(
+                specs[i],
+                before,
+                (embed_dims[i - 1] if i else None, dim),
+                num_heads=num_heads[i],
+                mlp_ratio=ratios[i],
+                drop_paths=drop_paths[i],
+                style=look,
+                class_token=look.class_token and i == len(depths) - 1,
+            )
+            refuse_first(stage.blocks[0].attn, f"the first layer of stage {i}")
+            before = stage.grid(before)
+            self.stages.append(stage)
+        self.norm = nn.Identity() if look.stage_norms else look.norm(self.num_features)
+        self.head_drop = nn.Dropout(drop_rate)
+        self.head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+        self.init_weights()
+
+    def init_weights(self) -> None:
+        """Linear layers start as timm's do; convolutions and what mechanisms add keep their own start."""
+        shared = [layer for b in self.blocks for layer in (b.attn.qkv, b.attn.proj, b.mlp.fc1, b.mlp.fc2)]
+        merging = [m.reduction for m in self.modules() if isinstance(m, Merge)]
+        for layer in (*shared, *merging, self.head):
+            if isinstance(layer, nn.Linear):
+                trunc_normal_(layer.weight, std=0.02)
+                if layer.bias is not None:
+                    nn.init.zeros_(layer.bias)
+
+    # What it is made of ------------------------------------------------------------------------------------------
+
+    @property
+    def attention(self) -> str:
+        """The spec of every stage, in the shortest text."""
+        return join_stages([stage.specs for stage in self.stages])
+
+    @property
+    def blocks(self) -> list[Block]:
+        """Every block, from the first stage's to the last's."""
+        return [block for stage in self.stages for block in stage.blocks]
+
+    def grids(self, size: tuple[int, int] | None = None) -> list[Grid]:
+        """The token grid of every stage for an image of `size` (height, width), or of the model's own size."""
+        grid = shrink(Grid(*(size or self.patch_embed.img_size)), self.patch_embed.stride)
+        grids = []
+        for stage in self.stages:
+            grid = stage.grid(grid)
+            grids.append(grid)
+        return grids
+
+    def layers(self, size: tuple[int, int] | None = None) -> list[Layer]:
+        """Parameters and multiply-accumulates of the embedding, every stage's entrance and blocks, and the head."""
+        grids = self.grids(size)
+        embedding = Macs(other=weight_macs(self.patch_embed, grids[0].patches))
+        rows = [Layer("embedding", grids[0], embedding, parameters(self.patch_embed))]
+        for i, (stage, grid) in enumerate(zip(self.stages, grids, strict=True)):
+            rows += stage.layers(f"stages.{i}", grid)
+        head = Macs(other=weight_macs(self.head, 1))
+        return [*rows, Layer("head", grids[-1], head, parameters(self.norm) + parameters(self.head))]
+
+    # timm's API --------------------------------------------------------------------------------------------------
+
+    def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
+        """`forward_features` together with the context the last stage left: extra losses, its grid."""
+        x, context = self.embed(images)
+        for stage in self.stages:
+            x, context = stage(x, context)
+        return self.norm(x), context
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
+        grid = shrink(Grid(images.shape[-2], images.shape[-1]), self.patch_embed.stride)
+        return self.patch_embed(images), Context(grid)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images → the last stage's tokens [B, N, C], prefix first."""
+        return self.forward_context(x)[0]
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        if self.global_pool == "token":
+            x = x[:, 0]
+        elif self.global_pool == "avg":
+            x = x[:, self.num_prefix_tokens :].mean(dim=1)
+        x = self.head_drop(x)
+        return x if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
+        """As timm's: the maps [B, C, height, width] after chosen stages. `norm` reaches the last stage's only."""
+        if output_fmt != "NCHW":
+            raise UserError(f"output_fmt={output_fmt!r}: a pyramid gives maps, expected NCHW")
+        take, last = feature_take_indices(len(self.stages), indices)
+        x, context = self.embed(x)
+        maps = []
+        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+            x, context = stage(x, context)
+            if i in take:
+                # The final norm is as wide as the last stage, so it fits no other.
+                final = norm and i == len(self.stages) - 1
+                maps.append(to_map(self.norm(x) if final else x, context.grid).contiguous())
+        return maps if intermediates_only else (x if stop_early else self.norm(x), maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """As timm's: drop the stages, norm and head that the chosen maps do not need."""
+        take, last = feature_take_indices(len(self.stages), indices)
+        complete = last == len(self.stages) - 1
+        self.stages = self.stages[: last + 1]
+        if prune_norm or not complete:
+            self.norm = nn.Identity()
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def set_input_size(self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None) -> None:
+        """Move weights that are tied to the token grid to that of `img_size`."""
+        if patch_size not in (None, self.patch_embed.stride):
+            raise UserError(
+                f"patch_size={patch_size}: a pyramid keeps the one it was made with, {self.patch_embed.stride}"
+            )
+        if img_size is not None:
+            self.patch_embed.img_size = to_2tuple(img_size)
+        for stage, grid in zip(self.stages, self.grids(), strict=True):
+            stage.resize(grid)
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        self.global_pool = self.global_pool if global_pool is None else self._pool(global_pool)
+        like = next(self.parameters())
+        head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
+        self.head = head.to(device=like.device, dtype=like.dtype).train(self.training)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    @property
+    def grad_checkpointing(self) -> bool:
+        return any(stage.grad_checkpointing for stage in self.stages)
+
+    def no_weight_decay(self) -> set[str]:
+        """Positions, class token, and what an attention says of its own weights."""
+        told = [(n, m) for n, m in self.named_modules() if m is not self and hasattr(m, "no_weight_decay")]
+        return {f"{name}.{weight}" for name, module in told for weight in module.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        return {
+            "stem": r"^patch_embed|^stages\.0\.positions",
+            "blocks": r"^stages\.(\d+)"
+            if coarse
+            else [
+                (r"^stages\.(\d+)\.(?:downsample|positions|conv_positions)", (0,)),
+                (r"^stages\.(\d+)\.blocks\.(\d+)", None),
+                (r"^stages\.(\d+)\.norm", (99998,)),
+                (r"^norm", (99999,)),
+            ],
+        }
+
+    def _pool(self, name: str | None) -> str:
+        """Which tokens the head sees: the class token if there is one, otherwise the mean, unless told."""
+        known = ("token", "avg", "") if self.num_prefix_tokens else ("avg", "")
+        if name is not None and name not in known:
+            raise UserError(
+                f"global_pool={name!r} does not fit this model: expected one of {', '.join(map(repr, known))}"
+            )
+        return known[0] if name is None else name

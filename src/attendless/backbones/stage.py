@@ -1,0 +1,149 @@
+"""One stage of a pyramid: its entrance, its blocks, and the choices that make it PVT's, Swin's or Twins'."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+from timm.layers import DropPath, Mlp
+from timm.models.pvt_v2 import MlpWithDepthwiseConv
+from torch import Tensor, nn
+
+from ..attention import Context, Grid, Macs, Spec, create
+from ..errors import UserError, unknown
+from .block import Block, ConvBlock, run_blocks
+from .cost import Layer, parameters, weight_macs
+from .positions import ConvPositions, FourierPositions, LearnedPositions
+from .stem import ConvEmbed, Merge, shrink, to_map
+
+Embedding = Literal["patch", "overlap", "merge"]
+Positions = Literal["fourier", "learned", "conv", "none"]
+MlpKind = Literal["plain", "conv", "conv_relu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+    """What a family of pyramids chose; the defaults are the fair comparison's choices.
+
+    `embedding`: patches side by side, overlapping patches, or patches merged 2 × 2 after the first stage.
+    `positions`: Fourier features before the first stage, learned in every stage, by convolution in every stage, none.
+    `mlp`: plain, or with a depthwise convolution over the grid, or with that and a ReLU before it.
+    `class_token`: one joins in the last stage. `stage_norms`: every stage ends in a norm, not only the last.
+    """
+
+    embedding: Embedding = "merge"
+    positions: Positions = "fourier"
+    mlp: MlpKind = "plain"
+    class_token: bool = False
+    stage_norms: bool = False
+    qkv_bias: bool = True
+    norm_eps: float = 1e-6
+    embed_eps: float = 1e-6
+    proj_drop_rate: float = 0.0
+    attn_drop_rate: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, kind in (("embedding", Embedding), ("positions", Positions), ("mlp", MlpKind)):
+            if getattr(self, name) not in get_args(kind):
+                raise unknown(name, getattr(self, name), get_args(kind))
+        if self.class_token and self.positions != "learned":
+            raise UserError(f"a class token needs learned positions, got positions={self.positions!r}")
+
+    def embed(self, in_chans: int, dim: int, stride: int) -> ConvEmbed:
+        return ConvEmbed(in_chans, dim, stride, overlap=self.embedding == "overlap", eps=self.embed_eps)
+
+    def downsample(self, in_chans: int, dim: int) -> ConvEmbed | Merge:
+        merge = self.embedding == "merge"
+        return Merge(in_chans, dim, eps=self.embed_eps) if merge else self.embed(in_chans, dim, 2)
+
+    def norm(self, dim: int) -> nn.Module:
+        return nn.LayerNorm(dim, eps=self.norm_eps)
+
+    def block(self, spec: Spec, grid: Grid, dim: int, num_heads: int, mlp_ratio: float, drop_path: float) -> Block:
+        rates = {"attn_drop": self.attn_drop_rate, "proj_drop": self.proj_drop_rate}
+        attn = create(spec, dim, num_heads, grid=grid, qkv_bias=self.qkv_bias, **rates)
+        make: Any = Mlp if self.mlp == "plain" else partial(MlpWithDepthwiseConv, extra_relu=self.mlp == "conv_relu")
+        return (Block if self.mlp == "plain" else ConvBlock)(
+            attn,
+            self.norm(dim),
+            self.norm(dim),
+            make(dim, int(dim * mlp_ratio), drop=self.proj_drop_rate),
+            drop_path1=DropPath(drop_path),
+            drop_path2=DropPath(drop_path),
+        )
+
+
+class Stage(nn.Module):
+    """Tokens of the stage before → fewer and wider tokens, told where they stand, through the stage's blocks."""
+
+    blocks: Any
+
+    def __init__(
+        self,
+        specs: Sequence[Spec],
+        before: Grid,
+        dims: tuple[int | None, int],
+        *,
+        num_heads: int,
+        mlp_ratio: float,
+        drop_paths: Sequence[float],
+        style: Style,
+        class_token: bool,
+    ) -> None:
+        """`dims` is the width of the stage before, None for the first stage, and of this one."""
+        super().__init__()
+        width, dim = dims
+        self.grad_checkpointing = False
+        self.downsample = style.downsample(width, dim) if width else None
+        self.positions: FourierPositions | LearnedPositions | None = None
+        if style.positions == "fourier" and width is None:
+            self.positions = FourierPositions(dim)
+        elif style.positions == "learned":
+            self.positions = LearnedPositions(dim, self.grid(before), class_token=class_token)
+        grid = self.grid(before)
+        self.blocks = nn.ModuleList(
+            style.block(spec, grid, dim, num_heads, mlp_ratio, rate)
+            for spec, rate in zip(specs, drop_paths, strict=True)
+        )
+        self.conv_positions = ConvPositions(dim) if style.positions == "conv" else None
+        self.norm = style.norm(dim) if style.stage_norms else nn.Identity()
+
+    @property
+    def specs(self) -> list[Spec]:
+        return [block.attn.spec for block in self.blocks]
+
+    def grid(self, before: Grid) -> Grid:
+        """This stage's grid, given that of the stage before."""
+        grid = shrink(before, self.downsample.stride) if self.downsample else before
+        return self.positions.place(grid) if self.positions else grid
+
+    def resize(self, grid: Grid) -> None:
+        if self.positions is not None:
+            self.positions.resize(grid)
+        for block in self.blocks:
+            block.attn.resize(grid)
+
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        grid = self.grid(context.grid)
+        if self.downsample is not None:
+            x = self.downsample(to_map(x, context.grid))
+        if self.positions is not None:
+            x = self.positions(x, grid)
+        # What layers leave for one another belongs to their stage's grid; only losses outlive it.
+        context = Context(grid, losses=context.losses)
+        checkpointing = self.grad_checkpointing and self.training
+        first = 0
+        if self.conv_positions is not None:
+            x, context, _ = run_blocks(self.blocks, x, context, stop=1, checkpointing=checkpointing)
+            x, first = self.conv_positions(x, grid), 1
+        x, context, _ = run_blocks(self.blocks, x, context, start=first, checkpointing=checkpointing)
+        return self.norm(x), context
+
+    def layers(self, name: str, grid: Grid) -> list[Layer]:
+        """The cost of the stage's entrance, with its positions and norm, and of every block on the stage's `grid`."""
+        parts = [m for m in (self.downsample, self.positions, self.conv_positions) if m is not None]
+        macs = Macs(other=sum(weight_macs(part, grid.patches) for part in parts))
+        rows = [Layer(f"{name}.entrance", grid, macs, sum(map(parameters, [*parts, self.norm])))]
+        return rows + [block.layer(f"{name}.blocks.{i}", grid) for i, block in enumerate(self.blocks)]

@@ -1,0 +1,69 @@
+"""Weights of timm's and of the authors' own pyramids, under our names."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_logger = logging.getLogger(__name__)
+
+#: Pattern in a foreign key → our text for it. A key goes through all of them in order.
+_RENAMES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
+    # Swin (timm)
+    (r"^layers\.", "stages."),
+    (r"^head\.fc\.", "head."),
+    # Twins (timm)
+    (r"^patch_embeds\.0\.", "patch_embed."),
+    (r"^patch_embeds\.(\d+)\.", r"stages.\1.downsample."),
+    (r"^blocks\.(\d+)\.(\d+)\.", r"stages.\1.blocks.\2."),
+    (r"^pos_block\.(\d+)\.proj\.0\.", r"stages.\1.conv_positions.conv."),
+    # PVT v1 and v2 (the authors')
+    (r"^patch_embed1\.", "patch_embed."),
+    (r"^patch_embed(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.downsample."),
+    (r"^pos_embed(\d)$", lambda m: f"stages.{int(m[1]) - 1}.positions.pos_embed"),
+    (r"^cls_token$", "stages.3.positions.cls_token"),
+    (r"^block(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks."),
+    (r"^norm(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.norm."),
+    (r"\.dwconv\.dwconv\.", ".dwconv."),
+    # Spatial reduction (PVT, Twins): `norm` is the contract's name for a norm of the output.
+    (r"\.attn\.norm\.", ".attn.sr_norm."),
+]
+#: Made anew from the grid rather than stored.
+_DERIVED = re.compile(r"(relative_position_index|attn_mask)$")
+
+
+def from_pyramids(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    """A state dict of timm's PVT v2, Swin or Twins, or of PVT's authors, under our names; ours is unchanged."""
+    state = state.get("model", state.get("state_dict", state))
+    ours: dict[str, Tensor] = {}
+    for name, value in state.items():
+        for pattern, text in _RENAMES:
+            name = re.sub(pattern, text, name)
+        if not _DERIVED.search(name):
+            ours[name] = value
+    # One fused layer here, q and kv apart there.
+    for name in [name for name in ours if ".attn.q." in name]:
+        q, kv = ours.pop(name), ours.pop(name.replace(".attn.q.", ".attn.kv."))
+        ours[name.replace(".attn.q.", ".attn.qkv.")] = torch.cat([q, kv])
+    return ours
+
+
+def fit_attention(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """`state` with the attentions' weights made to fit `model`, whose attention may be another than theirs was.
+
+    What fits by name and shape is taken, the rest of an attention keeps the start it has. Outside attentions nothing is
+    touched, so that loading strictly still finds every other difference.
+    """
+    own = {name: value for name, value in model.state_dict().items() if ".attn." in name}
+    taken = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
+    kept = [name for name in own if name not in taken]
+    if kept:
+        _logger.warning(
+            "%d weights of the attention were not found and keep their start, such as %s", len(kept), kept[0]
+        )
+    return {**{name: value for name, value in state.items() if ".attn." not in name}, **own, **taken}
