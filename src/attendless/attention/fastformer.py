@@ -1,0 +1,95 @@
+"""Fastformer's additive attention: one global query, one global key, and no pairs of tokens at all.
+
+    α = softmax_n(w_q·q_n / √D)      g = Σ_n α_n q_n        the global query
+    p_n = g ⊙ k_n
+    β = softmax_n(w_k·p_n / √D)      h = Σ_n β_n p_n        the global key
+    out_n = W (h ⊙ v_n) + q_n                               W is `proj`
+
+Per head, but for W. Cost is linear in the tokens. `plain` sums the keys themselves, h = Σ β_n k_n, as the code of the
+fair comparison does: its numbers for "AA" (4.394 G at patch 4) belong to `fastformer:plain`, and cost the same. The
+paper's experiments let v share q's weights; here, as in the comparison, it has its own. There are no token-to-token
+weights to drop, so attention dropout does nothing.
+
+Prefix tokens are tokens like the others. A token that stands for s tokens counts s times.
+Shapes: B batch · H heads · N tokens · D head width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from . import spec
+from .contract import Attention, Context, Grid
+from .registry import register
+
+
+def token_weights(x: Tensor, direction: Tensor, *, scale: float, key_bias: Tensor | None = None) -> Tensor:
+    """x [B, H, N, D], direction [H, D], key_bias [B, N] → softmax over the tokens of x·direction [B, H, 1, N]."""
+    scores = (scale * x @ direction.unsqueeze(-1)).transpose(-2, -1)
+    if key_bias is not None:
+        scores = scores + key_bias[:, None, None, :]
+    return torch.softmax(scores, dim=-1)
+
+
+def global_key(
+    q: Tensor, k: Tensor, w_q: Tensor, w_k: Tensor, *, scale: float, plain: bool, key_bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The global key [B, H, 1, D], and the weight of each token in it [B, H, 1, N]."""
+    g = token_weights(q, w_q, scale=scale, key_bias=key_bias).to(q.dtype) @ q
+    p = g * k
+    beta = token_weights(p, w_k, scale=scale, key_bias=key_bias)
+    return beta.to(k.dtype) @ (k if plain else p), beta
+
+
+@dataclasses.dataclass(frozen=True)
+class FastformerOptions(spec.Options):
+    plain: bool = spec.option(False, "the global key sums keys, not keys times the global query, as was compared")
+
+
+@register
+class Fastformer(Attention):
+    name = "fastformer"
+    Options = FastformerOptions
+    examples = ("fastformer", "fastformer:plain")
+
+    def setup(self, factory: dict[str, Any]) -> None:
+        if self.attn_dim != self.dim:
+            raise UserError(
+                f"fastformer adds its queries to its output: heads {self.attn_dim} wide cannot be {self.dim}"
+            )
+        self.w_q = nn.Parameter(torch.randn(self.num_heads, self.head_dim, **factory))
+        self.w_k = nn.Parameter(torch.randn(self.num_heads, self.head_dim, **factory))
+
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        self.accept(x, context.grid)
+        q, k, v = self.project(x)
+        out, context = self.attend(q, k, v, context)
+        return self.merge(out) + q.transpose(1, 2).flatten(2), context
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
+        return self._global_key(q, k, context)[0] * v, context
+
+    def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
+        """The weight β of each token in the global key, [B, H, queries, N].
+
+        No token looks at another here, so there is no map of tokens over tokens: what reaches a token from the others
+        is the global key alone, the same for all of them, and so is every row shown.
+        """
+        q, k, _ = self.project(x)
+        rows = 1 if isinstance(query, int) else len(range(*query.indices(x.shape[1])))
+        return self._global_key(q, k, context)[1].expand(-1, -1, rows, -1)
+
+    def _global_key(self, q: Tensor, k: Tensor, context: Context) -> tuple[Tensor, Tensor]:
+        bias = context.grid.key_bias(q.dtype)
+        return global_key(q, k, self.w_q, self.w_k, scale=self.scale, plain=self.options.plain, key_bias=bias)
+
+    def core_macs(self, grid: Grid) -> int:
+        return 4 * grid.tokens * self.attn_dim
+
+    def refuses(self, grid: Grid) -> str | None:
+        return None

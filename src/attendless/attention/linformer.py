@@ -1,0 +1,105 @@
+"""Linformer: learned averages of the tokens stand in for the tokens as keys and values.
+
+    out = softmax(q (E k)ᵀ / √D) (F v)        E, F [M, N], shared by all heads
+
+Cost is linear in the tokens, for a fixed number M of averages (`keys`). With `ratio` M grows with the grid the layer is
+made for, and the cost is a fraction of full attention's. The fair comparison's numbers (30.91 M parameters, 5.496 G at
+patch 4) belong to `linformer:ratio=8,shared,bias`: one projection for keys and values, with a bias per average.
+
+E and F belong to a token grid. On another one they are resampled: each row as an image on the 2-D grid, prefix columns
+kept apart, and each row keeps its sum, because it averages. `forward` does so on the fly; `resize` once, for good,
+which keeps M and says so in the spec (`keys=M`).
+
+Shapes: B batch · H heads · N tokens · M averages · D head width · S = 1 if E = F, else 2.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import spec
+from .contract import Attention, Choice, Context, Grid
+from .full import full
+from .registry import register
+
+
+def resample(down: Tensor, old: Grid, new: Grid) -> Tensor:
+    """Projections [S, M, old tokens] → [S, M, new tokens], each row with the same sum over the patches."""
+    prefix, patches = down[..., : old.prefix], down[..., old.prefix :].float()
+    image = patches.unflatten(-1, (old.height, old.width))
+    image = F.interpolate(image, (new.height, new.width), mode="bicubic", antialias=True)
+    resampled = image.flatten(-2) * (old.patches / new.patches)
+    missing = patches.sum(-1, keepdim=True) - resampled.sum(-1, keepdim=True)
+    return torch.cat([prefix, (resampled + missing / new.patches).to(down.dtype)], dim=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinformerOptions(spec.Options):
+    keys: int = spec.option(64, "how many averages", low=1)
+    ratio: int = spec.option(0, "instead: tokens for each average, on the grid the layer is made for", low=0)
+    shared: bool = spec.option(False, "one projection for keys and values")
+    bias: bool = spec.option(False, "add a learned number to every channel of each average, as was compared")
+
+
+@register
+class Linformer(Attention):
+    name = "linformer"
+    Options = LinformerOptions
+    examples = ("linformer", "linformer:keys=9,shared", "linformer:ratio=8,shared,bias")
+
+    def setup(self, factory: dict[str, Any]) -> None:
+        tokens = self.grid.tokens
+        averages = max(1, tokens // self.options.ratio) if self.options.ratio else self.options.keys
+        sets = 1 if self.options.shared else 2
+        self.down = nn.Parameter(torch.empty(sets, averages, tokens, **factory).uniform_(-1, 1) * tokens**-0.5)
+        if self.options.bias:
+            self.down_bias = nn.Parameter(torch.zeros(sets, averages, 1, **factory))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
+        down = self._down(context.grid)
+        k, v = down[0] @ k, down[-1] @ v
+        if self.options.bias:
+            k, v = k + self.down_bias[0], v + self.down_bias[-1]
+        return full(q, k, v, scale=self.scale, dropout=self.attn_drop.p if self.training else 0.0), context
+
+    def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
+        """softmax(q (E k)ᵀ / √D) F, [B, H, queries, N]: what each token's value weighs in each output.
+
+        Averages are learned and may subtract, so a row is not a distribution: weights can be negative, and sum to
+        anything.
+        """
+        q, k, _ = self.project(x)
+        rows = slice(query, query + 1) if isinstance(query, int) else query
+        down = self._down(context.grid)
+        k = down[0] @ k + (self.down_bias[0] if self.options.bias else 0)
+        return full(q[:, :, rows], k, down[-1].to(k.dtype).expand(*k.shape[:2], -1, -1), scale=self.scale)
+
+    def _down(self, grid: Grid) -> Tensor:
+        same = (grid.height, grid.width) == (self.grid.height, self.grid.width)
+        return self.down if same else resample(self.down, self.grid, grid)
+
+    def resize(self, grid: Grid) -> None:
+        self.check(grid)
+        with torch.no_grad():
+            self.down = nn.Parameter(self._down(grid).detach(), requires_grad=self.down.requires_grad)
+        self.options = dataclasses.replace(self.options, keys=self.down.shape[1], ratio=0)
+        super().resize(grid)
+
+    def refuses(self, grid: Grid) -> str | None:
+        if grid.reduced:
+            return "its averages are over whole grids, and this one lacks patches"
+        if grid.prefix != self.grid.prefix:
+            return f"its averages were made for {self.grid.prefix} prefix tokens"
+        return None
+
+    def core_macs(self, grid: Grid) -> int:
+        """Averages of k and v, scores and picks."""
+        return 4 * grid.tokens * self.down.shape[1] * self.attn_dim
+
+    def choice(self, grid: Grid, batch: int = 1) -> Choice:
+        return Choice("sdpa", f"{grid.tokens} queries on {self.down.shape[1]} averages, in PyTorch's fused kernel")
