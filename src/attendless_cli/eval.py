@@ -3,7 +3,7 @@ Several attentions are measured in one pass; the dense model's answers are share
 image. Folders are named by class, by class index, or as ImageNet names them; without labels agreement is measured alone.
 
 examples:
-  attendless eval deit_tiny_patch16_224 --weights deit_tiny.safetensors --data imagenet/val --attention full foveal:keep=0.1
+  attendless eval deit_tiny_patch16_224 --weights deit.safetensors --data imagenet/val --attention foveal:keep=0.1
   attendless eval fast.safetensors --data photos/ --size 384 --crop-pct 1.0
 """
 
@@ -20,7 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     words.attention(parser)
     words.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
-    parser.add_argument("--crop-pct", metavar="P", type=float, help="share of the resized image kept (default: the model's)")
+    parser.add_argument(
+        "--crop-pct", metavar="P", type=float, help="share of the resized image kept (default: the model's)"
+    )
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
     parser.add_argument("--batch", metavar="B", type=words.positive, default=32, help="images at a time (default: 32)")
     parser.add_argument("--limit", metavar="N", type=words.positive, help="use N images spread over the folder")

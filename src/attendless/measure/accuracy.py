@@ -97,6 +97,15 @@ def evaluate(
     return {name: _summary(tally, reference, skipped, bool(labels)) for name, tally in found.items()}
 
 
+def load_images(source: Source, transform: Callable[[Any], Tensor], limit: int) -> Tensor:
+    """Up to `limit` preprocessed images spread over the set [n, 3, H, W]; unreadable ones are left out."""
+    pictures = _Pictures(source, transform, limit)
+    images = [image for image, _, _ in map(pictures.__getitem__, range(len(pictures))) if image is not None]
+    if not images:
+        raise UserError(f"none of the {len(pictures)} images could be read")
+    return torch.stack(images)
+
+
 def label_map(source: Source, classes: int) -> list[int]:
     """Folder label → the model's class; empty where the images are unlabelled.
 
