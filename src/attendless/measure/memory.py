@@ -3,21 +3,25 @@
 In a process that has already run something, freed memory is handed out again and the peak belongs to whoever came
 first. So a fresh Python is started for every measurement; it
 
-    1. imports PyTorch, timm and attendless, and multiplies two small matrices, so that the libraries' own buffers exist;
+    1. imports PyTorch, timm and attendless and runs a Transformer of one small block, so that the libraries' code is
+       loaded and their buffers exist, and gives back what is free;
     2. notes its resident memory: the baseline;
     3. builds the model and one batch of images, and runs the forward three times without gradients;
-    4. reports how far the peak of its resident memory lies above the baseline.
+    4. reports how far the peak of its resident memory during the forwards lies above the baseline.
 
-The figure is thus what the model adds to a running PyTorch: weights, images and activations at their peak. On CUDA it is
-the peak of the allocator's own count, which starts at nothing. 1 MB is 10⁶ bytes.
+The figure is thus what the model adds to a running PyTorch: weights, images and activations at their peak. On CUDA it
+is the peak of the allocator's own count, which starts at nothing. 1 MB is 10⁶ bytes.
 
     echo '{"build": "timm:create_model", "arguments": {"model_name": "deit_tiny_patch16_224"}, "size": [224, 224]}' |
-        /usr/bin/time -v python -m attendless.measure.memory
+        python -c "from attendless.measure.memory import main; main()"
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import dataclasses
+import gc
 import importlib
 import json
 import subprocess
@@ -26,6 +30,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..attention import load_plugin
 from ..errors import UserError
 
 #: Longer than any forward worth waiting for.
@@ -34,34 +39,28 @@ _TIMEOUT = 1800
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """MB above the baseline at the peak; MB of the weights alone; MB of the whole process at its peak (CPU)."""
+    """MB above the baseline at the peak, and MB of the weights alone."""
 
     peak: float
     weights: float
-    process: float | None
 
 
-def peak_memory(
-    build: str,
-    arguments: Mapping[str, Any],
-    *,
-    size: tuple[int, int],
-    batch: int = 1,
-    channels: int = 3,
-    threads: int | None = None,
-    device: str = "cpu",
-) -> Memory:
-    """Measure the model that `build`, a `module:function`, makes of its JSON-able `arguments`."""
-    task = {"build": build, "arguments": dict(arguments), "size": list(size), "batch": batch, "channels": channels}
-    task |= {"threads": threads, "device": device}
-    command = [sys.executable, "-m", "attendless.measure.memory"]
+def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, int], **more: Any) -> Memory:
+    """Measure the model that `build`, a `module:function`, makes of its JSON-able `arguments`.
+
+    `more` may say `batch`, `channels`, `threads`, `device` and `dtype`.
+    """
+    # A user's attentions must be known to the child too.
+    plugins = [module.__file__ for name, module in sys.modules.items() if name.startswith("attendless_plugin_")]
+    task = {"build": build, "arguments": dict(arguments), "size": list(size), "plugins": plugins, **more}
+    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     try:
         child = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=_TIMEOUT)
     except subprocess.TimeoutExpired:
         raise UserError(f"measuring memory took more than {_TIMEOUT} s and was stopped") from None
     if child.returncode:
-        last = (child.stderr.strip().splitlines() or [f"ended with code {child.returncode}"])[-1]
-        hint = " (killed: the machine ran out of memory?)" if child.returncode == -9 else ""
+        last = (child.stderr.strip().splitlines() or [f"the process ended with code {child.returncode}"])[-1]
+        hint = " (killed: did the machine run out of memory?)" if child.returncode == -9 else ""
         raise UserError(f"memory could not be measured: {last}{hint}")
     return Memory(**json.loads(child.stdout.splitlines()[-1]))
 
@@ -72,66 +71,84 @@ def measure(task: Mapping[str, Any]) -> Memory:
 
     if task.get("threads"):
         torch.set_num_threads(task["threads"])
-    build = _resolve(task["build"])
-    device = torch.device(task.get("device", "cpu"))
-    torch.ones(64, 64) @ torch.ones(64, 64)
-    if device.type != "cpu":
-        torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
-        torch.cuda.reset_peak_memory_stats(device)
-        baseline = torch.cuda.memory_allocated(device)
-    else:
-        baseline = resident()
-
-    model = build(**task["arguments"]).eval().to(device)
-    weights = sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
-    images = torch.rand(task.get("batch", 1), task.get("channels", 3), *task["size"], device=device)
-    if device.type == "cpu":
-        forget_peak()
-    else:
-        torch.cuda.reset_peak_memory_stats(device)
+    for plugin in task.get("plugins", ()):
+        load_plugin(plugin)
+    build, device = _resolve(task["build"]), torch.device(task.get("device", "cpu"))
+    dtype = getattr(torch, task.get("dtype", "float32"))
+    meter: _Resident | _Allocator = _Allocator(device) if device.type == "cuda" else _Resident()
     with torch.inference_mode():
+        _small_forward(device, dtype)
+        meter.settle()
+        baseline = meter.now()
+        model = build(**task["arguments"]).eval().to(device, dtype)
+        images = torch.rand(task.get("batch", 1), task.get("channels", 3), *task["size"], device=device, dtype=dtype)
+        meter.settle()
         for _ in range(3):
             model(images)
-    if device.type == "cpu":
-        peak, process = peak_resident(), peak_resident() / 1e6
-    else:
-        peak, process = torch.cuda.max_memory_allocated(device), None
-    return Memory((peak - baseline) / 1e6, weights / 1e6, process)
+        peak = meter.peak()
+    weights = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
+    return Memory((peak - baseline) / 1e6, weights / 1e6)
 
 
-def resident() -> int:
-    """Bytes of resident memory now; where the system does not tell, at the peak so far."""
-    return _status("VmRSS") or peak_resident()
+def _small_forward(device: Any, dtype: Any) -> None:
+    import torch
+    from timm.models.vision_transformer import VisionTransformer
+
+    small = VisionTransformer(img_size=32, patch_size=16, embed_dim=64, depth=1, num_heads=1).eval().to(device, dtype)
+    small(torch.rand(2, 3, 32, 32, device=device, dtype=dtype))
 
 
-def peak_resident() -> int:
-    """Bytes of resident memory at the peak of this process."""
-    found = _status("VmHWM")
-    if found is not None:
-        return found
-    try:
-        import resource
-    except ImportError:
-        raise UserError("this system does not tell a process its peak memory") from None
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+class _Resident:
+    """The resident memory of this process, as the system tells it."""
+
+    def settle(self) -> None:
+        """Give back what is free and forget the peak: building a model may need more than running it.
+
+        Both are Linux's to grant; elsewhere the peak includes the building.
+        """
+        gc.collect()
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)
+        with contextlib.suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def now(self) -> int:
+        return _table("/proc/self/status", "VmRSS") or self.peak()
+
+    def peak(self) -> int:
+        found = _table("/proc/self/status", "VmHWM")
+        if found is not None:
+            return found
+        try:
+            import resource
+        except ImportError:
+            raise UserError("this system does not tell a process its peak memory") from None
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def forget_peak() -> None:
-    """Start the peak anew, so that building a model, which may need more than running it, does not count (Linux)."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass  # then the peak includes the building, which is an upper bound
+class _Allocator:
+    """What PyTorch's CUDA allocator has handed out."""
+
+    def __init__(self, device: Any) -> None:
+        import torch
+
+        self.device, self.cuda = device, torch.cuda
+
+    def settle(self) -> None:
+        gc.collect()
+        self.cuda.reset_peak_memory_stats(self.device)
+
+    def now(self) -> int:
+        return self.cuda.memory_allocated(self.device)
+
+    def peak(self) -> int:
+        return self.cuda.max_memory_allocated(self.device)
 
 
 def available() -> int | None:
     """Bytes the system could still give out without swapping, if it tells (Linux)."""
     return _table("/proc/meminfo", "MemAvailable")
-
-
-def _status(key: str) -> int | None:
-    return _table("/proc/self/status", key)
 
 
 def _table(path: str, key: str) -> int | None:
@@ -150,9 +167,5 @@ def _resolve(name: str) -> Callable[..., Any]:
 
 
 def main() -> None:
-    task = json.load(sys.stdin)
-    print(json.dumps(dataclasses.asdict(measure(task))))
+    print(json.dumps(dataclasses.asdict(measure(json.load(sys.stdin)))))
 
-
-if __name__ == "__main__":
-    main()

@@ -56,8 +56,6 @@ class Parts:
 
 def parts(model: nn.Module, images: Tensor, *, budget: float = 5.0, rounds: int = 8) -> Parts:
     """Time the parts of a forward. Plain and instrumented runs alternate, and the middle half of each is averaged."""
-    compiled = getattr(model, "_orig_mod", None)
-    model = model if compiled is None else compiled
     plain: list[dict[str, float]] = []
     marked: list[dict[str, float]] = []
     start = time.perf_counter()
@@ -146,15 +144,17 @@ class _Marks:
 @contextlib.contextmanager
 def shadowed(where: list[Place], marks: _Marks) -> Iterator[None]:
     """Shadow methods on their instances, and lift every shadow again."""
-    shadows = []
+    before = [(thing, method, vars(thing).get(method)) for thing, method, _ in where]
     try:
         for thing, method, part in where:
             setattr(thing, method, marks.around(part, getattr(thing, method)))
-            shadows.append((thing, method))
         yield
     finally:
-        for thing, method in reversed(shadows):
-            vars(thing).pop(method, None)
+        for thing, method, own in reversed(before):
+            if method in vars(thing):
+                delattr(thing, method)
+            if own is not None:  # the model already had a shadow of somebody else's
+                setattr(thing, method, own)
 
 
 def _middle(runs: list[dict[str, float]]) -> dict[str, float]:

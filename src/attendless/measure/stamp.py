@@ -82,4 +82,6 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "source"
+        from .. import __version__
+
+        return __version__

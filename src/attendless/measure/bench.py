@@ -1,0 +1,296 @@
+"""`bench`: what a model that attends less gains against the dense model, measured here and now.
+
+The order matters. Memory comes first, in processes of their own; then the contestants race; then each is looked at
+alone, for its best batch and its parts; multiply-accumulates come last, because counting them by running can make
+compiled models slow ever after (pytorch#140909).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Attention, join
+from ..convert.source import parse_size
+from ..errors import UserError
+from .cap import cap, macs_share, time_share
+from .clock import Call, Race, device_timer, race
+from .macs import count, input_size
+from .memory import Memory, available
+from .parts import Parts, parts
+from .row import Measurement
+from .stamp import stamp
+from .subject import Subject, described, images_for, named, original, resized
+from .throughput import best_batch
+
+Size = int | tuple[int, int] | str
+_DENSE = "dense"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How to measure. `budget` is the seconds each contestant may race; what is switched off is left out of the row."""
+
+    batch: int = 1
+    threads: int | None = None
+    compile: bool = False
+    budget: float = 10.0
+    memory: bool = True
+    throughput: bool = True
+    parts: bool = True
+    seed: int = 0
+    progress: Callable[[str], None] = lambda text: None
+
+
+_DEFAULT = Settings()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Alone:
+    """What is measured of one model alone."""
+
+    memory: Memory | None = None
+    rate: tuple[int | None, float | None] = (None, None)
+    parts: Parts | None = None
+    note: str = ""
+
+
+def bench(
+    model: nn.Module,
+    like: nn.Module | None = None,
+    *,
+    size: Size | None = None,
+    name: str | None = None,
+    **settings: Any,
+) -> Measurement:
+    """Measure `model` against the dense model `like`; without one, against the timm model it was converted from.
+
+    `settings` are those of `Settings`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`, `throughput` or
+    `parts` to leave one out. Print the result for a summary; `as_dict()` is its JSON.
+    """
+    how = Settings(**settings)
+    dense = like if like is not None else original(model)
+    pixels = parse_size(size) if size is not None else input_size(model)
+    model, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (model, dense))
+    with _threads(how.threads):
+        return _rows(_time([described(model)], described(dense), pixels, how), name or _name(model), how)[0]
+
+
+def bench_rows(
+    model: str,
+    attentions: Sequence[str] = ("full",),
+    sizes: Sequence[Size] = (),
+    settings: Settings = _DEFAULT,
+    **opening: Any,
+) -> list[Measurement]:
+    """One row for every size and attention of a model opened by name (or file); `opening` goes to `open_model`.
+
+    The contestants of one size race together, against one dense model.
+    """
+    timed = []
+    with _threads(settings.threads):
+        for size in sizes or (None,):
+            dense = named(model, size=size, **opening)
+            if hasattr(dense.model, "attention"):  # a file of ours: the dense model is the one it was converted from
+                dense = described(original(dense.model))
+            subjects = [named(model, attention=text, size=size, **opening) for text in attentions]
+            timed += _time(subjects, dense, input_size(dense.model), settings)
+        return _rows(timed, str(model), settings)
+
+
+# Timing --------------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Timed:
+    """One contestant's results before anything is counted."""
+
+    model: nn.Module
+    dense: nn.Module
+    size: tuple[int, int]
+    race: Race
+    place: str
+    alone: _Alone
+    dense_alone: _Alone
+    stamp: dict[str, Any]
+
+
+def _time(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Settings) -> list[_Timed]:
+    where = f"at {size[0]}x{size[1]}"
+    places = {_DENSE: dense} | {str(i): subject for i, subject in enumerate(subjects)}
+    memories: dict[str, Memory | str] = {}
+    for place, subject in places.items():
+        if how.memory:
+            how.progress(f"memory of {_label(place, subject)} {where}")
+            memories[place] = _memory(subject, size, how)
+    models = {place: subject.model for place, subject in places.items()}
+    with _evaluating(models.values()), torch.inference_mode():
+        how.progress(f"timing {len(models)} models {where}")
+        calls = {place: _call(model, images_for(model, size, how.batch), how) for place, model in models.items()}
+        device = next(dense.model.parameters()).device
+        timer = device_timer(device)
+        raced = race(calls, timer=timer, budget=how.budget * len(subjects), seed=how.seed)
+        alone = {}
+        for place, model in models.items():
+            how.progress(f"batches and parts of {_label(place, places[place])} {where}")
+            alone[place] = _measure_alone(model, size, memories.get(place), how)
+    marks = stamp(device)
+    return [
+        _Timed(models[place], dense.model, size, raced, place, alone[place], alone[_DENSE], marks)
+        for place in models
+        if place != _DENSE
+    ]
+
+
+def _memory(subject: Subject, size: tuple[int, int], how: Settings) -> Memory | str:
+    """The measured memory, or why there is none."""
+    try:
+        return subject.memory(size, batch=how.batch, threads=how.threads)
+    except UserError as error:
+        return str(error)
+
+
+def _measure_alone(model: nn.Module, size: tuple[int, int], memory: Memory | str | None, how: Settings) -> _Alone:
+    images = images_for(model, size, how.batch)
+    found = _Alone(memory, note="") if not isinstance(memory, str) else _Alone(note=memory)
+    if how.throughput:
+        limit, timer = _largest_batch(found.memory, how.batch), device_timer(images.device)
+        # Every batch would compile anew, so the search runs uncompiled and only its result is measured compiled.
+        eager = dataclasses.replace(how, compile=False)
+        batch, rate = best_batch(
+            lambda b: _call(model, images_for(model, size, b), eager), timer, limit=limit, budget=how.budget
+        )
+        if how.compile:
+            call = _call(model, images_for(model, size, batch), how)
+            rate = batch / race({"alone": call}, timer=timer, budget=how.budget, rounds=5).median("alone")
+        found = dataclasses.replace(found, rate=(batch, rate))
+    if how.parts:
+        found = dataclasses.replace(found, parts=parts(model, images, budget=how.budget / 2))
+    return found
+
+
+def _call(model: nn.Module, images: Tensor, how: Settings) -> Call:
+    run = torch.compile(model, dynamic=False) if how.compile else model
+
+    def forward() -> object:
+        with torch.inference_mode():
+            return run(images)
+
+    return forward
+
+
+def _largest_batch(memory: Memory | None, batch: int, ceiling: int = 256) -> int:
+    """The largest batch whose activations, by the measured ones, fit into half of what the system has left."""
+    left = available()
+    if memory is None or left is None:
+        return ceiling
+    image = max(memory.peak - memory.weights, 1.0) / batch
+    return max(1, min(ceiling, int(left / 1e6 / 2 / image)))
+
+
+# Counting and writing down -------------------------------------------------------------------------------------------
+
+
+def _rows(timed: Sequence[_Timed], name: str, how: Settings) -> list[Measurement]:
+    return [_row(result, name, how) for result in timed]
+
+
+def _row(timed: _Timed, name: str, how: Settings) -> Measurement:
+    model: Any = timed.model
+    compared = timed.race.compare(timed.place, _DENSE)
+    share = macs_share(count(timed.dense, timed.size))
+    path, reason = _path(model, how.batch)
+    alone, dense = timed.alone, timed.dense_alone
+    of_time = time_share(dense.parts.ms) if dense.parts else None
+    return Measurement(
+        model=name,
+        attention=_attention(model),
+        size=timed.size,
+        tokens=model.grid(timed.size).tokens if hasattr(model, "grid") else None,
+        batch=how.batch,
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        macs=count(model, timed.size),
+        latency_ms=1e3 * timed.race.median(timed.place),
+        dense_latency_ms=1e3 * timed.race.median(_DENSE),
+        speedup=compared.ratio,
+        spread=compared.spread,
+        quartiles=compared.quartiles,
+        pairs=compared.pairs,
+        distinguishable=compared.distinguishable,
+        best_batch=alone.rate[0],
+        throughput=alone.rate[1],
+        dense_best_batch=dense.rate[0],
+        dense_throughput=dense.rate[1],
+        peak_memory_mb=alone.memory.peak if alone.memory else None,
+        dense_peak_memory_mb=dense.memory.peak if dense.memory else None,
+        attention_share=share,
+        cap=cap(share),
+        time_share=of_time,
+        time_cap=cap(of_time) if of_time is not None else None,
+        parts_ms=alone.parts.ms if alone.parts else None,
+        dense_parts_ms=dense.parts.ms if dense.parts else None,
+        path=path,
+        reason=reason,
+        compiled=how.compile,
+        notes=tuple(filter(None, (alone.note, dense.note, _untested(timed.stamp)))),
+        seed=how.seed,
+        stamp=timed.stamp,
+    )
+
+
+def _path(model: nn.Module, batch: int) -> tuple[str, str]:
+    """The executor of every layer, and why; layers that agree are counted together."""
+    choices = [m.choice(m.grid, batch) for m in model.modules() if isinstance(m, Attention)]
+    if not choices:
+        return "timm", "timm's own attention"
+    paths = Counter(choice.path for choice in choices)
+    text = next(iter(paths)) if len(paths) == 1 else " + ".join(f"{n}x{path}" for path, n in paths.items())
+    return text, "; ".join(dict.fromkeys(choice.reason for choice in choices))
+
+
+def _untested(marks: Mapping[str, Any]) -> str:
+    return "" if marks["device"] == "cpu" else "timing on accelerators runs the same code but was never tested on one"
+
+
+def _attention(model: nn.Module) -> str:
+    """The specs of a model's layers in the shortest text; a model of timm's own attends fully."""
+    specs = [module.spec for module in model.modules() if isinstance(module, Attention)]
+    return join(specs) if specs else "full"
+
+
+def _name(model: Any) -> str:
+    cfg = getattr(model, "pretrained_cfg", None) or {}
+    return cfg.get("architecture") or type(model).__name__
+
+
+def _label(place: str, subject: Subject) -> str:
+    return "the dense model" if place == _DENSE else _attention(subject.model)
+
+
+@contextlib.contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _evaluating(models: Any) -> Iterator[None]:
+    modes = [(model, model.training) for model in models]
+    try:
+        for model, _ in modes:
+            model.eval()
+        yield
+    finally:
+        for model, training in modes:
+            model.train(training)
