@@ -1,0 +1,189 @@
+"""BigBird: each query sees a window of neighbours, a few random places, and a few places that everyone sees.
+
+    out_i = softmax(q_i K_S(i)ᵀ / √D) V_S(i)        S(i) = window(i) ∪ random(i) ∪ global ∪ prefix
+
+after Zaheer et al., "Big Bird: Transformers for Longer Sequences", and BBViT ("'Sufficient' Attention Is All You Need",
+Eq. 1), which takes it to images. Tokens are grouped in blocks, and S is made of whole blocks:
+
+    form=2d   blocks of 4 × 4 patches; the window is every block up to `window` blocks away, diagonals included.
+    form=1d   the papers' form: blocks of 10 tokens in a row, prefix counted in, a window of 3 blocks, 3 random ones by
+              BigBird's plan, the first and the last block global. 530 tokens: 51,200 of 280,900 pairs.
+
+In both, `window=0`, `random=0` or `globals=0` switches that part off; prefix tokens see and are seen by all. Each head
+draws its own random blocks, among those that window and global leave out. They follow from a seed that is kept in the
+state dict. A layer draws its seed when it is made, unless the option `seed` gives one.
+
+BBViT's released code switches no keys. It switches which blocks of *queries* answer at all, each with the whole
+pattern, and the others output zeros: `form=1d,gate=W` and so on. That is what its table of R, W and G was made with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..sparse.blocks import Plan, block_attention, plan
+from ..sparse.patterns import (
+    Pattern,
+    global_pattern,
+    grid_blocks,
+    prefix_pattern,
+    random_pattern,
+    sequence_blocks,
+    spread,
+    window_pattern,
+)
+from .contract import Attention, Choice, Context, Grid
+from .registry import register
+from .spec import Options, option
+
+
+@dataclasses.dataclass(frozen=True)
+class BigBirdOptions(Options):
+    window: int = option(1, "blocks seen on each side of a block; 0: no window", low=0)
+    random: int = option(3, "random blocks seen by each block; 0: none", low=0)
+    globals: int = option(2, "blocks that see all and are seen by all, far apart; 0: the prefix alone", low=0)
+    block: int | None = option(None, "patches along a side of a block (2d: 4), or tokens in a block (1d: 10)", low=1)
+    form: Literal["2d", "1d"] = option("2d", "blocks of the grid, or of the sequence as in the papers")
+    gate: Literal["RWG", "RW", "RG", "WG", "R", "W", "G"] = option(
+        "RWG", "1d: which query blocks answer, R the first, W the middle ones, G the last; the others give zeros"
+    )
+    seed: int | None = option(None, "fixes the random blocks; none: each layer draws a seed", low=0, high=2**32 - 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.window or self.random or self.globals):
+            raise UserError("window, random and globals are all 0: expected at least one of them")
+        if self.gate != "RWG" and self.form != "1d":
+            raise UserError(f"gate={self.gate} needs form=1d: it switches blocks of the sequence")
+
+
+# The pattern, a pure function of the grid, the options and the seed --------------------------------------------------
+
+
+@lru_cache(maxsize=256)
+def bigbird_pattern(height: int, width: int, prefix: int, options: BigBirdOptions, heads: int, seed: int) -> Pattern:
+    """The keys each query sees."""
+    tokens = prefix + height * width
+    if options.form == "1d":
+        blocks = sequence_blocks(tokens, prefix, options.block or 10)
+    else:
+        blocks = grid_blocks(height, width, prefix, options.block or 4)
+    pattern = global_pattern(blocks, spread(blocks, options.globals))
+    if options.window:
+        pattern |= window_pattern(blocks, options.window)
+    if options.random:
+        free = ~pattern.sees[0, 1:, 1:]
+        parts = [(free, options.random)]
+        if options.form == "1d":
+            parts = [
+                (free & bigbird_allows(len(free), first, stop, edge=options.globals > 1), count)
+                for first, stop, count in bigbird_plan(tokens, options.block or 10, options.random)
+            ]
+        for number, (allowed, count) in enumerate(parts):
+            pattern |= random_pattern(blocks, allowed, count, heads, (seed + number) % 2**32)
+    return _gate(pattern | prefix_pattern(blocks), options.gate)
+
+
+def bigbird_plan(tokens: int, block: int, count: int) -> list[tuple[int, int, int]]:
+    """BigBird's plan of where random blocks come from: (first, stop, how many) of each stretch of key blocks.
+
+    A long sequence draws them all from its first 2·count + 5 blocks. At the lengths its paper trained with, from the
+    first 1,024 tokens.
+    """
+    blocks = -(-tokens // block)
+    if tokens in (1024, 3072, 4096):
+        return [(0, -(-1024 // block), count)]
+    if 2 * count + 5 < blocks:
+        return [(0, 2 * count + 5, count)]
+    if count + 5 < blocks:
+        return [(0, count + 5, count // 2), (count + 5, blocks, count - count // 2)]
+    return [(0, blocks, count)]
+
+
+def bigbird_allows(blocks: int, first: int, stop: int, edge: bool) -> np.ndarray:
+    """Which key blocks of a stretch each query block may draw, bool [blocks, blocks].
+
+    BigBird takes the end of every stretch for the end of the sequence: its last block counts as global (if there is an
+    `edge` block at all), and its second and second-last block may not draw each other.
+    """
+    query, key = np.ogrid[:blocks, :blocks]
+    allowed = (key >= first) & (key < stop - edge)
+    return allowed & ~((query == 1) & (key == stop - 2)) & ~((query == stop - 2) & (key == 1))
+
+
+def _gate(pattern: Pattern, answer: str) -> Pattern:
+    """Let only some blocks of queries answer: R the first (the prefix with it), W those between, G the last."""
+    number = np.arange(len(pattern.blocks))
+    first, last = number <= 1, number == number[-1]
+    silent = np.zeros(len(number), dtype=bool)
+    for letter, rows in (("R", first), ("W", ~first & ~last), ("G", last)):
+        if letter not in answer:
+            silent |= rows
+    return Pattern(pattern.blocks, pattern.sees & ~silent[:, None])
+
+
+# A compiler takes the plan for a constant of the graph, so its arguments are plain numbers and the frozen options.
+@torch.compiler.assume_constant_result
+def _plan(height: int, width: int, prefix: int, options: BigBirdOptions, heads: int, seed: int) -> Plan:
+    return plan(bigbird_pattern(height, width, prefix, options, heads, seed), heads)
+
+
+@register
+class BigBird(Attention):
+    name = "bigbird"
+    Options = BigBirdOptions
+    examples = (
+        "bigbird",
+        "bigbird:random=1,block=2",
+        "bigbird:window=0,globals=0,random=2,block=2",
+        "bigbird:random=0,globals=0,block=2",
+        "bigbird:window=0,random=0,globals=1,block=3",
+        "bigbird:form=1d",
+        "bigbird:form=1d,block=4,random=2",
+    )
+    executes_more = "blocks with fewer keys than their neighbours in a batched product are padded to its longest list"
+
+    seed: Tensor
+
+    def setup(self, factory: dict[str, Any]) -> None:
+        seed = self.options.seed
+        if seed is None:
+            seed = int(torch.randint(2**31, (), device="cpu"))
+        self.register_buffer("seed", torch.tensor(seed, device=factory["device"]))
+        self._seed = seed
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        # Read once, here: a compiled graph cannot ask a tensor for a number.
+        if not self.seed.is_meta:
+            self._seed = int(self.seed)
+
+    def pattern(self, grid: Grid) -> Pattern:
+        """The keys each query of this layer sees on `grid`."""
+        return bigbird_pattern(grid.height, grid.width, grid.prefix, self.options, self.num_heads, self._seed)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
+        grid = context.grid
+        height, width = operator.index(grid.height), operator.index(grid.width)
+        how = _plan(height, width, grid.prefix, self.options, self.num_heads, self._seed)
+        dropout = self.attn_drop.p if self.training else 0.0
+        return block_attention(q, k, v, how, scale=self.scale, dropout=dropout), context
+
+    def core_macs(self, grid: Grid) -> int:
+        return 2 * self.pattern(grid).edges(self.num_heads) * self.head_dim
+
+    def refuses(self, grid: Grid) -> str | None:
+        return "its blocks need every cell of the grid; tokens were dropped or merged" if grid.reduced else None
+
+    def choice(self, grid: Grid, batch: int = 1) -> Choice:
+        pattern = self.pattern(grid)
+        share = pattern.edges(self.num_heads) / (self.num_heads * grid.tokens**2)
+        return Choice("blocks", f"each of {len(pattern.blocks) - 1} blocks gathers its keys: {share:.0%} of all pairs")

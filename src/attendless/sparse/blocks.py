@@ -1,0 +1,123 @@
+"""Attention that computes only what a block pattern lets be seen. No N × N product, mask or map is ever made.
+
+A query that sees everything attends in one dense product with all the keys. Every other block of queries gathers the
+keys it sees, and a softmax runs over those alone. Blocks with about as many keys share a batched product; a shorter
+list is padded to the longest and the padding masked, so it is never attended. A query that sees nothing gets zeros.
+
+Shapes: B batch · H heads · N tokens · D head width · R rows (a row is one block of queries in one head) · a queries in
+a row · m keys in a row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .patterns import Pattern
+
+#: Rows share a product while the shortest list has at least this share of the longest one's keys.
+_ALIKE = 0.75
+#: Keys gathered at a time on a CPU: few enough that the copies stay in its cache and its allocator's pool.
+_GATHERED = 8192
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bucket:
+    """Rows with about as many keys. Tokens are numbered head · N + token."""
+
+    queries: Tensor  # int64 [R, a]
+    keys: Tensor  # int64 [R, m]
+    real: Tensor | None  # bool [R, m]: which keys are no padding; None when all are
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Plan:
+    """How to execute a pattern: what is gathered, and where each result goes."""
+
+    everything: Tensor  # int64 [n]: the tokens that see every token, in all heads
+    buckets: tuple[Bucket, ...]
+    back: Tensor  # int64 [H · N]: where each token's result lies among those of `everything`, the buckets and a zero
+
+
+def plan(pattern: Pattern, heads: int) -> Plan:
+    """The plan of a pattern, as fresh tensors: kept ones could be fakes of a compiler that was tracing at the time."""
+    everything, buckets, back = _plan(pattern, heads)
+    tensors = [
+        Bucket(torch.from_numpy(queries), torch.from_numpy(keys), None if real is None else torch.from_numpy(real))
+        for queries, keys, real in buckets
+    ]
+    return Plan(torch.from_numpy(everything), tuple(tensors), torch.from_numpy(back))
+
+
+@lru_cache(maxsize=256)
+def _plan(pattern: Pattern, heads: int) -> tuple[np.ndarray, list[tuple], np.ndarray]:
+    blocks = pattern.blocks
+    N, sizes = blocks.tokens, blocks.sizes
+    sees = np.broadcast_to(pattern.sees, (heads, len(blocks), len(blocks)))
+    lengths = sees @ sizes
+    whole = (lengths == N).all(axis=0)
+    everything = blocks.order[np.repeat(whole, sizes)]
+    rows = np.argwhere(~whole & (lengths > 0) & (sizes > 0))
+    rows = rows[np.argsort(-lengths[rows[:, 0], rows[:, 1]], kind="stable")]
+
+    back = np.full(heads * N, -1)
+    back.reshape(heads, N)[:, everything] = np.arange(heads * len(everything)).reshape(heads, -1)
+    done, buckets = heads * len(everything), []
+    for group in _alike(rows, [lengths[h, g] for h, g in rows]):
+        queries, is_query = _pad([h * N + blocks.order[blocks.starts[g] : blocks.starts[g + 1]] for h, g in group])
+        keys, is_key = _pad([h * N + blocks.order[np.repeat(sees[h, g], sizes)] for h, g in group])
+        back[queries[is_query]] = done + np.flatnonzero(is_query)
+        buckets.append((queries, keys, None if is_key.all() else is_key))
+        done += queries.size
+    back[back < 0] = done
+    return everything, buckets, back
+
+
+def _alike(rows: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
+    """Cut rows, longest first, where they become much shorter than the first of their group."""
+    cuts, longest = [], lengths[0] if lengths else 0
+    for number, length in enumerate(lengths):
+        if length < _ALIKE * longest:
+            cuts.append(number)
+            longest = length
+    return np.split(rows, cuts) if len(rows) else []
+
+
+def _pad(lists: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Lists of numbers as one array, each padded with its own first number, and which entries are real."""
+    real = np.arange(max(map(len, lists))) < np.array([[len(numbers)] for numbers in lists])
+    padded = np.where(real, 0, np.array([[numbers[0]] for numbers in lists]))
+    padded[real] = np.concatenate(lists)
+    return padded, real
+
+
+def block_attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
+    """q, k [B, H, N, D] and v [B, H, N, ·] → [B, H, N, ·]: each query attends to the keys its pattern shows it."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
+        mask = None if real is None else real[None, :, None, :]
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        return out.flatten(1, 2)
+
+    def take(x: Tensor, index: Tensor) -> Tensor:
+        return x.index_select(1, index.flatten()).unflatten(1, index.shape)
+
+    B, H, N, _ = q.shape
+    device = q.device
+    q_rows, k_rows, v_rows = (x.flatten(1, 2) for x in (q, k, v))
+    results = [attend(q.index_select(2, plan.everything.to(device)), k, v)] if len(plan.everything) else []
+    for bucket in plan.buckets:
+        R, m = bucket.keys.shape
+        step = R if torch.compiler.is_compiling() or device.type != "cpu" else max(1, _GATHERED // (B * m))
+        for start in range(0, R, step):
+            some = slice(start, start + step)
+            queries, keys = bucket.queries[some].to(device), bucket.keys[some].to(device)
+            real = None if bucket.real is None else bucket.real[some].to(device)
+            results.append(attend(take(q_rows, queries), take(k_rows, keys), take(v_rows, keys), real))
+    results.append(v.new_zeros(B, 1, v.shape[-1], dtype=results[0].dtype if results else v.dtype))
+    return torch.cat(results, dim=1).index_select(1, plan.back.to(device)).unflatten(1, (H, N))
