@@ -1,6 +1,6 @@
 """Measure accuracy on a folder of images: top-1 and top-5 with their uncertainty, and agreement with the dense model.
 Several attentions are measured in one pass; the dense model's answers are shared, so differences are paired, image by
-image. Folders are named by class, by class index, or as ImageNet names them; without labels agreement is measured alone.
+image. Folders are named by class, by class index, or as ImageNet names them; without labels only agreement is measured.
 
 examples:
   attendless eval deit_tiny_patch16_224 --weights deit.safetensors --data imagenet/val --attention foveal:keep=0.1

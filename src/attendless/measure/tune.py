@@ -91,7 +91,7 @@ def tune(
     hosts = [convert(model, str(choice), below_breakeven="keep").eval() for choice in choices]
     costs = _costs(hosts, images[:1])
     damages = _damages(hosts, images[:probe], progress)
-    dense = torch.cat([chunk for chunk in _logits(hosts[0], images)])
+    dense = torch.cat(_logits(hosts[0], images))
     progress(len(images))
     settings = [
         _measure(model, join([choices[c] for c in mix]), images, dense, budget, progress)
@@ -205,5 +205,5 @@ def _choose(settings: Sequence[Setting], max_drop: float | None, target_ms: floa
 
 
 @torch.inference_mode()
-def _logits(host: nn.Module, images: Tensor) -> Sequence[Tensor]:
+def _logits(host: nn.Module, images: Tensor) -> list[Tensor]:
     return [host(chunk).float() for chunk in images.split(16)]
