@@ -1,6 +1,8 @@
 """A pretrained model → the same model attending less."""
 
-from .rebuild import convert
+from .files import load, save
+from .rebuild import convert, convert_with_report
+from .report import Report
 from .source import open_model
 
-__all__ = ["convert", "open_model"]
+__all__ = ["Report", "convert", "convert_with_report", "load", "open_model", "save"]

@@ -25,7 +25,7 @@ from ..backbones.block import Block
 from ..errors import UserError, unknown
 
 HOSTS: dict[str, type[nn.Module]] = {"columnar": Columnar, "columnar_distilled": ColumnarDistilled}
-_DESCRIBED = {
+_DESCRIBED: dict[type, str] = {
     VisionTransformer: "columnar",
     Columnar: "columnar",
     VisionTransformerDistilled: "columnar_distilled",
@@ -59,9 +59,13 @@ class Description:
         return {**self.arguments, **layers, "weight_init": "skip"}
 
 
+def describes(model: nn.Module) -> bool:
+    return type(model) in _DESCRIBED
+
+
 def describe(model: nn.Module) -> Description:
     """The description of a timm `VisionTransformer` or of one of our hosts; what cannot be described is named."""
-    if type(model) not in _DESCRIBED:
+    if not describes(model):
         known = ", ".join(sorted({cls.__name__ for cls in _DESCRIBED}))
         raise UserError(f"{type(model).__name__} is not supported: expected one of {known}")
     _check_parts(model)
@@ -78,18 +82,38 @@ def differences(model: nn.Module, rebuilt: nn.Module) -> list[str]:
     """What differs between two models, part by part. Weights a mechanism adds to an attention do not count."""
     ours, theirs = _structure(model), _structure(rebuilt)
     added = {name for name in ours if ".attn." in name and name not in theirs}
-    return [
+    found = [
         f"{name} is {ours.get(name, 'absent')}, rebuilt as {theirs.get(name, 'absent')}"
         for name in sorted((ours.keys() - added) | theirs.keys())
         if ours.get(name) != theirs.get(name)
     ]
+    # Values that change what a module computes without showing when it prints, such as which half of a GLU is the gate.
+    twins = dict(rebuilt.named_modules())
+    for name, module in model.named_modules():
+        mine, other = _values(module), _values(twins[name]) if name in twins else {}
+        found += [
+            f"{name}.{key}={mine[key]!r}, rebuilt as {other[key]!r}"
+            for key in mine.keys() & other.keys()
+            if mine[key] != other[key]
+        ]
+    return found
 
 
 def _structure(model: nn.Module) -> dict[str, str]:
-    """Every leaf module as it prints (type, sizes, eps, rates) and every weight's shape."""
-    parts = {name: repr(module) for name, module in model.named_modules() if not any(module.children())}
+    """Every leaf module as it prints (type, sizes, eps) and every weight's shape; dropout does not count."""
+    leaves = {name: module for name, module in model.named_modules() if not any(module.children())}
+    parts = {name: repr(leaf) for name, leaf in leaves.items() if not isinstance(leaf, _ABSENT_IN_EVAL)}
     shapes = {name: f"shaped {tuple(value.shape)}" for name, value in model.state_dict().items()}
     return parts | shapes
+
+
+def _values(module: nn.Module) -> dict[str, Any]:
+    """A module's public attributes that are plain values."""
+    if isinstance(module, _ABSENT_IN_EVAL):
+        return {}
+    skip = {"training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training"}
+    plain = (bool, int, float, str, tuple)
+    return {k: v for k, v in vars(module).items() if isinstance(v, plain) and k[0] != "_" and k not in skip}
 
 
 def _check_parts(model: Any) -> None:
@@ -120,7 +144,7 @@ def _arguments(model: Any) -> dict[str, Any]:
         "embed_dim": model.embed_dim,
         "depth": len(model.blocks),
         "num_heads": attn.num_heads,
-        "mlp_ratio": _ratio(mlp.fc1.out_features if hasattr(mlp, "fc1") else mlp.fc1_g.out_features, model.embed_dim),
+        "mlp_ratio": ratio(mlp.fc1.out_features if hasattr(mlp, "fc1") else mlp.fc1_g.out_features, model.embed_dim),
         "qkv_bias": attn.qkv.bias is not None,
         "qk_norm": _present(attn.q_norm),
         "scale_attn_norm": _present(attn.norm),
@@ -154,7 +178,7 @@ def _present(module: nn.Module) -> bool:
     return not isinstance(module, nn.Identity)
 
 
-def _ratio(hidden: int, dim: int) -> float:
+def ratio(hidden: int, dim: int) -> float:
     """A ratio from which timm's `int(dim * ratio)` gives `hidden` back."""
     ratio = hidden / dim
     return ratio if int(dim * ratio) == hidden else (hidden + 0.5) / dim
@@ -163,6 +187,8 @@ def _ratio(hidden: int, dim: int) -> float:
 def _layer_text(module: Any) -> str:
     """A layer's class, with its eps if it is a norm: `nn.GELU`, `timm.LayerNorm:eps=1e-06`."""
     cls = type(module)
+    if cls is timm.layers.GluMlp and not module.gate_last:
+        return "timm.SwiGLUPacked"
     home = next((h for h, place in _HOMES.items() if getattr(place, cls.__name__, None) is cls), None)
     if home is None:
         raise UserError(
@@ -177,10 +203,12 @@ def _layer(text: str | None) -> Any:
         return None
     path, _, eps = text.partition(":eps=")
     home, _, name = path.partition(".")
-    cls = getattr(_HOMES.get(home), name, None)
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+    cls: Any = getattr(_HOMES.get(home), name, None)
+    made = cls.func if isinstance(cls, partial) else cls
+    if not (isinstance(made, type) and issubclass(made, nn.Module)):
         raise UserError(f"layer {text!r} does not exist in this version of torch or timm {timm.__version__}")
     return partial(cls, eps=float(eps)) if eps else cls
 
 
 _HOMES: dict[str, Any] = {"nn": nn, "timm": timm.layers}
+_ABSENT_IN_EVAL = (nn.Identity, nn.Dropout, timm.layers.DropPath)

@@ -1,0 +1,35 @@
+"""Whether attending less can pay in one layer at one size.
+
+The rule: an attention is worth converting to if it computes fewer multiply-accumulates than the one it replaces, its
+choice of keys and its own extra layers included. Fewer is necessary, not sufficient: `bench` measures what the clock
+says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..attention import Attention, Grid, Macs
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """Whether to keep the conversion of a layer, and why."""
+
+    keep: bool
+    reason: str
+
+
+def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> Decision:
+    """Compare `attention` on `grid` with what it replaces: full attention, unless `current` says otherwise."""
+    if attention.name == "full" and current is None:
+        return Decision(True, "full attention was asked for")
+    then, now = attention.macs(grid), current or full_macs(attention, grid)
+    what = "full attention" if current is None else "the model's own"
+    return Decision(then.total < now.total, f"{then.total / now.total:.2f}× the MACs of {what}")
+
+
+def full_macs(attention: Attention, grid: Grid) -> Macs:
+    """What full attention of the same width and heads costs on `grid`."""
+    width = attention.attn_dim
+    return Macs(core=2 * grid.tokens**2 * width, projections=4 * grid.tokens * attention.dim * width)

@@ -1,0 +1,143 @@
+"""A model in one file: `save` and `load`.
+
+The file is safetensors: the weights under timm's names, and in its header, as JSON, all it takes to build the model
+again: host, constructor's arguments, the attention of every layer, what the conversion decided, how images are to be
+prepared, and a digest of the whole. So `load` needs nothing else, computes the same function on any machine, and tells
+a damaged file from a sound one. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..errors import UserError
+from ..storage import atomic, digest
+from .blueprint import Blueprint, blueprint
+from .report import Report
+from .resize import as_dict
+
+FORMAT = 1
+_KEY = "attendless"
+_PREPARATION = (
+    "architecture",
+    "num_classes",
+    "input_size",
+    "mean",
+    "std",
+    "crop_pct",
+    "crop_mode",
+    "interpolation",
+    "classifier",
+    "first_conv",
+    "label_names",
+)
+
+
+def save(model: nn.Module, path: str | Path, *, report: Report | None = None) -> None:
+    """Write `model` to `path`, whole or not at all; `report`, of its conversion, is kept with it."""
+    from .. import __version__
+
+    plan = blueprint(model)
+    cfg = as_dict(getattr(model, "pretrained_cfg", None))
+    header = {
+        "format": FORMAT,
+        "versions": {"attendless": __version__, "timm": timm.__version__, "torch": torch.__version__},
+        **plan.as_dict(),
+        "preparation": {key: cfg[key] for key in _PREPARATION if key in cfg},
+        "conversion": None if report is None else report.as_dict(),
+    }
+    text = json.dumps(header)
+    tensors = _tensors(model)
+    with atomic(path) as temporary:
+        save_file(tensors, temporary, metadata={_KEY: text, "digest": digest(text, tensors)})
+
+
+def load(path: str | Path) -> Any:
+    """The model saved in `path`, on the CPU and in evaluation mode."""
+    text, tensors = _read(path)
+    header = _header(path, text)
+    try:
+        model = Blueprint.from_dict(header).build()
+    except UserError as error:
+        raise UserError(f"{str(path)!r} cannot be built here: {error}") from None
+    except (TypeError, KeyError, ValueError, AssertionError, RuntimeError) as error:
+        raise UserError(f"{str(path)!r} does not describe a model that can be built: {error!r}") from None
+    _check_names(path, model.state_dict(), tensors)
+    # Copies, because a file's bytes lie in memory as they come, and unaligned weights may round differently.
+    model.load_state_dict({name: value.clone() for name, value in tensors.items()}, assign=True)
+    preparation = {k: tuple(v) if isinstance(v, list) else v for k, v in header.get("preparation", {}).items()}
+    model.pretrained_cfg = model.default_cfg = preparation
+    return model.eval()
+
+
+def read_header(path: str | Path) -> dict[str, Any]:
+    """What a saved file says of itself, without building the model."""
+    return _header(path, _read(path)[0])
+
+
+def is_saved(path: str | Path) -> bool:
+    """Whether `path` is a file that `save` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return _KEY in (file.metadata() or {})
+    except Exception:
+        return False
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The weights, each with memory of its own: safetensors stores no sharing."""
+    return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+
+
+def _read(path: str | Path) -> tuple[str, dict[str, Tensor]]:
+    if not Path(path).is_file():
+        raise UserError(f"{str(path)!r}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except Exception as error:  # a damaged header can make the reader fail in any way
+        reason = error or type(error).__name__
+        raise UserError(f"{str(path)!r} is damaged or not a safetensors file: {reason}") from None
+    if _KEY not in metadata:
+        raise UserError(
+            f"{str(path)!r} holds weights but does not say of which model: give the model's name, and this file as "
+            "its weights"
+        )
+    if metadata.get("digest") != digest(metadata[_KEY], tensors):
+        raise UserError(f"{str(path)!r} is damaged: its content does not match its digest")
+    return metadata[_KEY], tensors
+
+
+def _header(path: str | Path, text: str) -> dict[str, Any]:
+    try:
+        header = json.loads(text)
+        version = int(header["format"])
+    except (ValueError, TypeError, KeyError):
+        raise UserError(f"{str(path)!r} has a header that cannot be read") from None
+    if version > FORMAT:
+        written = header.get("versions", {}).get("attendless", "a newer version")
+        raise UserError(
+            f"{str(path)!r} was written by attendless {written} in format {version}; this one reads up to {FORMAT}"
+        )
+    return header
+
+
+def _check_names(path: str | Path, own: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+    wrong = [f"{name} is missing" for name in own.keys() - found.keys()]
+    wrong += [f"{name} is unexpected" for name in found.keys() - own.keys()]
+    wrong += [
+        f"{name} is {tuple(found[name].shape)}, not {tuple(own[name].shape)}"
+        for name in own.keys() & found.keys()
+        if own[name].shape != found[name].shape
+    ]
+    if wrong:
+        raise UserError(f"{str(path)!r}: its weights do not fit the model it describes: {sorted(wrong)[0]}")

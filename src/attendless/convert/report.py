@@ -1,0 +1,151 @@
+"""What a conversion did, layer by layer: for people as a table, for programs as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Macs
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerReport:
+    """One layer: the attention asked for and the one that now stands there, why, its weights, its cost."""
+
+    name: str
+    grid: str
+    tokens: int
+    asked: str | None
+    attention: str
+    decision: str
+    reason: str
+    copied: tuple[str, ...]
+    new: tuple[str, ...]
+    dropped: tuple[str, ...]
+    before: Macs
+    after: Macs
+
+    @property
+    def share(self) -> float:
+        """The attention core's part of the layer's multiply-accumulates before the conversion."""
+        return self.before.core / self.before.total
+
+    @property
+    def cap(self) -> float:
+        """How many times faster the layer could be, by its MACs, if the core cost nothing."""
+        return 1 / (1 - self.share)
+
+    def as_dict(self) -> dict[str, Any]:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        weights = {key: list(fields[key]) for key in ("copied", "new", "dropped")}
+        macs = {"before": self.before.as_dict(), "after": self.after.as_dict()}
+        return {**fields, **weights, **macs, "attention_share": self.share, "cap": self.cap}
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How far the converted model's outputs are from the original's on the same images."""
+
+    images: int
+    largest: float
+    relative: float
+    agreement: float
+
+    def __str__(self) -> str:
+        return (
+            f"outputs on {self.images} images: largest difference {self.largest:.2g}, relative {self.relative:.2g}, "
+            f"same answer on {self.agreement:.0%}"
+        )
+
+
+def difference(original: nn.Module, converted: nn.Module, images: Tensor) -> Difference:
+    """Run both models on `images`. The relative difference is ‖a − b‖ / ‖a‖."""
+    modes = original.training, converted.training
+    with torch.no_grad():
+        a, b = (model.eval()(images).flatten(1).double() for model in (original, converted))
+    original.train(modes[0]), converted.train(modes[1])
+    same = (a.argmax(1) == b.argmax(1)).double().mean()
+    return Difference(len(images), float((a - b).abs().max()), float((a - b).norm() / a.norm()), float(same))
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """A conversion: the model, its input size, every layer, and the weights outside the attentions (all copied)."""
+
+    model: str
+    size: tuple[int, int]
+    layers: tuple[LayerReport, ...]
+    elsewhere: int
+    difference: Difference | None = None
+
+    @property
+    def before(self) -> Macs:
+        return sum((layer.before for layer in self.layers), start=Macs())
+
+    @property
+    def after(self) -> Macs:
+        return sum((layer.after for layer in self.layers), start=Macs())
+
+    @property
+    def cap(self) -> float:
+        return 1 / (1 - self.before.core / self.before.total)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model,
+            "size": list(self.size),
+            "attention_share": self.before.core / self.before.total,
+            "cap": self.cap,
+            "macs": {"before": self.before.as_dict(), "after": self.after.as_dict()},
+            "weights_elsewhere": self.elsewhere,
+            "difference": dataclasses.asdict(self.difference) if self.difference else None,
+            "layers": [layer.as_dict() for layer in self.layers],
+        }
+
+    def summary(self) -> list[str]:
+        """What to know first, in a few lines."""
+        share, done = self.before.core / self.before.total, [x for x in self.layers if x.decision == "converted"]
+        lines = [
+            f"{self.model} at {self.size[0]}x{self.size[1]}: the attention core is {share:.1%} of the blocks' MACs, "
+            f"so attending less gains at most {self.cap:.2f}×",
+            f"{len(done)} of {len(self.layers)} layers converted; core MACs "
+            f"{_millions(self.before.core)} → {_millions(self.after.core)}, "
+            f"blocks {_millions(self.before.total)} → {_millions(self.after.total)}",
+        ]
+        new = sum(len(layer.new) for layer in self.layers)
+        dropped = sum(len(layer.dropped) for layer in self.layers)
+        if new:
+            lines.append(f"{new} weights are new and untrained: train or distill before use")
+        if dropped:
+            lines.append(f"{dropped} weights of the original have no place here and were dropped")
+        return lines + ([str(self.difference)] if self.difference else [])
+
+    def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
+        columns = ("layer", "grid", "attention", "decision", "why", "core MACs", "layer MACs", "cap", "weights")
+        table = Table(*columns, box=None, pad_edge=False, header_style="dim")
+        for layer in self.layers:
+            table.add_row(
+                layer.name,
+                layer.grid,
+                layer.attention,
+                layer.decision,
+                layer.reason,
+                f"{_millions(layer.before.core)} → {_millions(layer.after.core)}",
+                f"{_millions(layer.before.total)} → {_millions(layer.after.total)}",
+                f"{layer.cap:.2f}×",
+                f"{len(layer.copied)} copied, {len(layer.new)} new, {len(layer.dropped)} dropped",
+            )
+        text = io.StringIO()
+        Console(file=text, width=200, highlight=False, markup=False).print(table)
+        return "\n".join([*self.summary(), "", *(line.rstrip() for line in text.getvalue().splitlines())])
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:,.1f} M"

@@ -1,0 +1,84 @@
+"""Weights from a file into a model that may be of another size or have another classifier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+from torch import Tensor
+
+from ..backbones.pyramid import Pyramid
+from ..backbones.weights import fit_attention, from_pyramids
+from ..errors import UserError
+from .resize import as_dict
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a PyTorch checkpoint read without running code."""
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"weights {str(path)!r}: no such file")
+    if path.suffix == ".safetensors":
+        try:
+            return load_file(path)
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"weights {str(path)!r} are damaged or not a safetensors file: {error}") from None
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a file of another kind makes the reader do
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"weights {str(path)!r} cannot be read as plain tensors: {reason}") from None
+    for wrapper in ("state_dict_ema", "model_ema", "state_dict", "model"):
+        if isinstance(found, dict) and isinstance(found.get(wrapper), dict):
+            found = found[wrapper]
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise UserError(f"weights {str(path)!r} do not hold a state dict: names with their tensors")
+    return {str(name).removeprefix("module."): value for name, value in found.items()}
+
+
+def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None = None) -> None:
+    """Load `weights` into `model`, in place.
+
+    The classifier takes as many classes as the weights have, unless `num_classes` says otherwise: then one that does
+    not fit keeps its start. Everything else must fit.
+    """
+    heads = _classifiers(model)
+    found = next((weights[f"{head}.weight"].shape[0] for head in heads if f"{head}.weight" in weights), None)
+    if found is not None and num_classes is None and found != model.num_classes:
+        model.reset_classifier(found)
+    adapted = _adapt(model, weights)
+    own = model.state_dict()
+    excused = tuple(f"{head}." for head in heads) if num_classes is not None else ()
+    if num_classes is not None:
+        adapted = {k: v for k, v in adapted.items() if not k.startswith(excused) or _fits(own, k, v)}
+    wrong = [f"{name} is missing" for name in own if name not in adapted and not name.startswith(excused or "\0")]
+    wrong += [f"{name} is unexpected" for name in adapted if name not in own]
+    wrong += [
+        f"{name} is {tuple(value.shape)}, not {tuple(own[name].shape)}"
+        for name, value in adapted.items()
+        if name in own and not _fits(own, name, value)
+    ]
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise UserError(f"these weights do not fit the model: {wrong[0]}{more}")
+    model.load_state_dict(adapted, strict=False)
+
+
+def _adapt(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights as published → under the model's names, positions resampled to its grid."""
+    if isinstance(model, VisionTransformer):
+        return checkpoint_filter_fn(weights, model)
+    return fit_attention(from_pyramids(weights), model) if isinstance(model, Pyramid) else weights
+
+
+def _fits(own: dict[str, Tensor], name: str, value: Tensor) -> bool:
+    return name in own and own[name].shape == value.shape
+
+
+def _classifiers(model: Any) -> tuple[str, ...]:
+    named = as_dict(getattr(model, "pretrained_cfg", None)).get("classifier") or "head"
+    return (named,) if isinstance(named, str) else tuple(named)
