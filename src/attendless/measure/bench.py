@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import Attention, join
+from ..attention import Attention
 from ..convert.source import parse_size
 from ..errors import UserError
 from .cap import cap, macs_share, time_share
@@ -26,7 +26,7 @@ from .memory import Memory, available
 from .parts import Parts, parts
 from .row import Measurement
 from .stamp import stamp
-from .subject import Subject, described, images_for, named, original, resized
+from .subject import Subject, attention_of, described, images_for, named, original, resized
 from .throughput import best_batch
 
 Size = int | tuple[int, int] | str
@@ -84,22 +84,24 @@ def bench(
 
 def bench_rows(
     model: str,
-    attentions: Sequence[str] = ("full",),
+    attentions: Sequence[str] = (),
     sizes: Sequence[Size] = (),
     settings: Settings = _DEFAULT,
     **opening: Any,
 ) -> list[Measurement]:
     """One row for every size and attention of a model opened by name (or file); `opening` goes to `open_model`.
 
-    The contestants of one size race together, against one dense model.
+    The contestants of one size race together, against one dense model. Without attentions a file is measured as it is,
+    and a model of timm's with `full`.
     """
     timed = []
     with _threads(settings.threads):
         for size in sizes or (None,):
-            dense = named(model, size=size, **opening)
+            dense, asked = named(model, size=size, **opening), attentions or ("full",)
             if hasattr(dense.model, "attention"):  # a file of ours: the dense model is the one it was converted from
+                asked = attentions or (dense.attention,)
                 dense = described(original(dense.model))
-            subjects = [named(model, attention=text, size=size, **opening) for text in attentions]
+            subjects = [named(model, attention=text, size=size, **opening) for text in asked]
             timed += _time(subjects, dense, input_size(dense.model), settings)
         return _rows(timed, str(model), settings)
 
@@ -111,7 +113,7 @@ def bench_rows(
 class _Timed:
     """One contestant's results before anything is counted."""
 
-    model: nn.Module
+    subject: Subject
     dense: nn.Module
     size: tuple[int, int]
     race: Race
@@ -142,7 +144,7 @@ def _time(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], ho
             alone[place] = _measure_alone(model, size, memories.get(place), how)
     marks = stamp(device)
     return [
-        _Timed(models[place], dense.model, size, raced, place, alone[place], alone[_DENSE], marks)
+        _Timed(places[place], dense.model, size, raced, place, alone[place], alone[_DENSE], marks)
         for place in models
         if place != _DENSE
     ]
@@ -202,7 +204,7 @@ def _rows(timed: Sequence[_Timed], name: str, how: Settings) -> list[Measurement
 
 
 def _row(timed: _Timed, name: str, how: Settings) -> Measurement:
-    model: Any = timed.model
+    model: Any = timed.subject.model
     compared = timed.race.compare(timed.place, _DENSE)
     share = macs_share(count(timed.dense, timed.size))
     path, reason = _path(model, how.batch)
@@ -210,7 +212,7 @@ def _row(timed: _Timed, name: str, how: Settings) -> Measurement:
     of_time = time_share(dense.parts.ms) if dense.parts else None
     return Measurement(
         model=name,
-        attention=_attention(model),
+        attention=timed.subject.attention,
         size=timed.size,
         tokens=model.grid(timed.size).tokens if hasattr(model, "grid") else None,
         batch=how.batch,
@@ -238,7 +240,7 @@ def _row(timed: _Timed, name: str, how: Settings) -> Measurement:
         path=path,
         reason=reason,
         compiled=how.compile,
-        notes=tuple(filter(None, (alone.note, dense.note, _untested(timed.stamp)))),
+        notes=tuple(filter(None, (_left_out(timed.subject), alone.note, dense.note, _untested(timed.stamp)))),
         seed=how.seed,
         stamp=timed.stamp,
     )
@@ -254,14 +256,14 @@ def _path(model: nn.Module, batch: int) -> tuple[str, str]:
     return text, "; ".join(dict.fromkeys(choice.reason for choice in choices))
 
 
+def _left_out(subject: Subject) -> str:
+    """Say so if some layers were not given what was asked for."""
+    stands = attention_of(subject.model)
+    return "" if stands == subject.attention else f"{subject.attention} was asked for; what stands there is {stands}"
+
+
 def _untested(marks: Mapping[str, Any]) -> str:
     return "" if marks["device"] == "cpu" else "timing on accelerators runs the same code but was never tested on one"
-
-
-def _attention(model: nn.Module) -> str:
-    """The specs of a model's layers in the shortest text; a model of timm's own attends fully."""
-    specs = [module.spec for module in model.modules() if isinstance(module, Attention)]
-    return join(specs) if specs else "full"
 
 
 def _name(model: Any) -> str:
@@ -270,7 +272,7 @@ def _name(model: Any) -> str:
 
 
 def _label(place: str, subject: Subject) -> str:
-    return "the dense model" if place == _DENSE else _attention(subject.model)
+    return "the dense model" if place == _DENSE else subject.attention
 
 
 @contextlib.contextmanager

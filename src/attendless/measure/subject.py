@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..attention import Attention, join
 from ..convert.describe import Description, describe
 from ..convert.source import open_model, resize
 from ..errors import UserError
@@ -19,9 +20,13 @@ from .memory import Memory, peak_memory
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model with the `module:function` and the JSON-able arguments that build its like; "" if nothing can."""
+    """A model, the attention asked for, and the `module:function` and JSON-able arguments that build its like.
+
+    `build` is "" if nothing can build it.
+    """
 
     model: nn.Module
+    attention: str
     build: str = ""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -46,17 +51,25 @@ class Subject:
 def named(model: str, **opening: Any) -> Subject:
     """A model opened by its name or file; `opening` goes to `open_model`."""
     arguments = {"model": str(model), **opening}
-    return Subject(open_model(**arguments), "attendless.convert:open_model", arguments)
+    opened = open_model(**arguments)
+    return Subject(opened, opening.get("attention") or attention_of(opened), "attendless.convert:open_model", arguments)
 
 
 def described(model: nn.Module) -> Subject:
     """A model given as an object."""
+    attention = attention_of(model)
     try:
         found = describe(model)
     except UserError:
-        return Subject(model)
+        return Subject(model, attention)
     arguments = {"host": found.host, "arguments": found.arguments, "attention": getattr(model, "attention", None)}
-    return Subject(model, f"{__name__}:rebuild", arguments)
+    return Subject(model, attention, f"{__name__}:rebuild", arguments)
+
+
+def attention_of(model: nn.Module) -> str:
+    """The specs of a model's layers in the shortest text; a model of timm's own attends fully."""
+    specs = [module.spec for module in model.modules() if isinstance(module, Attention)]
+    return join(specs) if specs else "full"
 
 
 def rebuild(host: str, arguments: dict[str, Any], attention: str | None) -> nn.Module:

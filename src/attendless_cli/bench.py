@@ -1,0 +1,144 @@
+"""Measure speed and memory against the dense model, here and now: the dense model is timm's own, with its fused
+attention, timed by turns with the others in one process. The cap, the most that attending less could gain, comes first.
+
+examples:
+  attendless bench deit_tiny_patch16_224 --attention full foveal:keep=0.1 --size 224 384 1024
+  attendless bench fast.safetensors --threads 1 --json bench.json
+  attendless bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384 512 768 1024 --plot cost.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from . import output, words
+
+if TYPE_CHECKING:
+    from attendless.measure.row import Measurement
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    words.model(parser)
+    words.attention(parser)
+    words.size(parser)
+    parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="batch to time (default: 1)")
+    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
+    parser.add_argument("--compile", action="store_true", help="torch.compile every contestant, the dense one too")
+    parser.add_argument(
+        "--budget", metavar="S", type=float, default=10.0, help="seconds of timing for each attention (default: 10)"
+    )
+    parser.add_argument("--quick", action="store_true", help="latency alone: no memory, best batch or parts")
+    parser.add_argument("--plot", metavar="F", help="draw ms and MB against the token count: .png, .svg or .pdf")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the turns' order (default: 0)")
+    words.threads(parser)
+    words.json(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    import torch
+
+    from attendless.measure.bench import Settings, bench_rows
+    from attendless.measure.plot import plot, slopes
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    rest = not args.quick
+    settings = Settings(
+        batch=args.batch,
+        threads=args.threads,
+        compile=args.compile,
+        budget=args.budget,
+        memory=rest,
+        throughput=rest,
+        parts=rest,
+        seed=args.seed,
+        progress=_say,
+    )
+    rows = bench_rows(
+        args.model,
+        args.attention,
+        args.size,
+        settings,
+        weights=args.weights,
+        pretrained=args.pretrained,
+        below_breakeven=args.below_breakeven,
+    )
+    _print_caps(rows)
+    _print_rows(args.model, rows)
+    if rest:
+        _print_parts(rows)
+    for panel, lines in slopes(rows).items():
+        for name, exponent in lines.items():
+            print(f"{panel} of {name}: tokens^{exponent:.2f}")
+    if args.plot:
+        plot(rows, args.plot)
+    output.write_json(args.json, {"rows": [row.as_dict() for row in rows]})
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"… {text}", file=sys.stderr)
+
+
+def _print_caps(rows: list[Measurement]) -> None:
+    for size, row in {row.size: row for row in rows}.items():
+        print(f"cap at {_size(size)} px: {row.cap_text()}")
+    print()
+
+
+def _print_rows(title: str, rows: list[Measurement]) -> None:
+    from attendless.measure.stamp import stamp_line
+
+    columns = ("attention", "size", "tokens", "MACs", "ms", "dense ms", "verdict", "images/s", "dense", "MB", "dense")
+    table = [
+        (
+            row.attention,
+            _size(row.size),
+            str(row.tokens or "–"),
+            output.millions(row.macs.total, 0),
+            f"{row.latency_ms:.1f}",
+            f"{row.dense_latency_ms:.1f}",
+            row.verdict,
+            _rate(row.throughput, row.best_batch),
+            _rate(row.dense_throughput, row.dense_best_batch),
+            _number(row.peak_memory_mb),
+            _number(row.dense_peak_memory_mb),
+        )
+        for row in rows
+    ]
+    notes = [f"{row.attention} at {_size(row.size)} px runs {row.path}: {row.reason}" for row in rows]
+    notes += [note for row in rows for note in row.notes]
+    batch = f" · batch {rows[0].batch}{' · compiled' if rows[0].compiled else ''}"
+    output.print_table(
+        title + batch, columns, table, note="\n".join([*dict.fromkeys(notes), stamp_line(rows[0].stamp)])
+    )
+
+
+def _print_parts(rows: list[Measurement]) -> None:
+    """The layer view: where the milliseconds go, the dense model's line above those it is compared with."""
+    from attendless.measure.parts import PARTS
+
+    table, seen = [], set()
+    for row in rows:
+        lines = [("dense (timm)", row.dense_parts_ms)] if row.size not in seen else []
+        seen.add(row.size)
+        for name, parts in [*lines, (row.attention, row.parts_ms)]:
+            if parts is not None:
+                cells = (f"{parts[part]:.2f}" for part in PARTS)
+                table.append((name, _size(row.size), *cells, f"{sum(parts.values()):.2f}"))
+    print()
+    output.print_table("where the milliseconds go", ("attention", "size", *PARTS, "sum"), table)
+
+
+def _size(size: tuple[int, int]) -> str:
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
+
+
+def _rate(rate: float | None, batch: int | None) -> str:
+    return "–" if rate is None else f"{rate:.1f} at {batch}"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
