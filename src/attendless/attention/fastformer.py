@@ -60,7 +60,7 @@ class Fastformer(Attention):
     def setup(self, factory: dict[str, Any]) -> None:
         if self.attn_dim != self.dim:
             raise UserError(
-                f"fastformer adds its queries to its output: heads {self.attn_dim} wide cannot be {self.dim}"
+                f"fastformer adds its queries to its output: expected heads {self.dim} wide in all, got {self.attn_dim}"
             )
         self.w_q = nn.Parameter(torch.randn(self.num_heads, self.head_dim, **factory))
         self.w_k = nn.Parameter(torch.randn(self.num_heads, self.head_dim, **factory))

@@ -28,6 +28,11 @@ from .full import full
 from .registry import register
 
 
+def average(tokens: Tensor, down: Tensor, bias: Tensor | None = None) -> Tensor:
+    """tokens [B, H, N, D], down [M, N], bias [M, 1] → [B, H, M, D]."""
+    return down @ tokens if bias is None else down @ tokens + bias
+
+
 def resample(down: Tensor, old: Grid, new: Grid) -> Tensor:
     """Projections [S, M, old tokens] → [S, M, new tokens], each row with the same sum over the patches."""
     prefix, patches = down[..., : old.prefix], down[..., old.prefix :].float()
@@ -57,14 +62,13 @@ class Linformer(Attention):
         averages = max(1, tokens // self.options.ratio) if self.options.ratio else self.options.keys
         sets = 1 if self.options.shared else 2
         self.down = nn.Parameter(torch.empty(sets, averages, tokens, **factory).uniform_(-1, 1) * tokens**-0.5)
-        if self.options.bias:
-            self.down_bias = nn.Parameter(torch.zeros(sets, averages, 1, **factory))
+        bias = nn.Parameter(torch.zeros(sets, averages, 1, **factory)) if self.options.bias else None
+        self.register_parameter("down_bias", bias)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
-        down = self._down(context.grid)
-        k, v = down[0] @ k, down[-1] @ v
-        if self.options.bias:
-            k, v = k + self.down_bias[0], v + self.down_bias[-1]
+        down, bias = self._down(context.grid), self.down_bias
+        k = average(k, down[0], None if bias is None else bias[0])
+        v = average(v, down[-1], None if bias is None else bias[-1])
         return full(q, k, v, scale=self.scale, dropout=self.attn_drop.p if self.training else 0.0), context
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
@@ -75,8 +79,8 @@ class Linformer(Attention):
         """
         q, k, _ = self.project(x)
         rows = slice(query, query + 1) if isinstance(query, int) else query
-        down = self._down(context.grid)
-        k = down[0] @ k + (self.down_bias[0] if self.options.bias else 0)
+        down, bias = self._down(context.grid), self.down_bias
+        k = average(k, down[0], None if bias is None else bias[0])
         return full(q[:, :, rows], k, down[-1].to(k.dtype).expand(*k.shape[:2], -1, -1), scale=self.scale)
 
     def _down(self, grid: Grid) -> Tensor:

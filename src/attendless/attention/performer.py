@@ -37,7 +37,9 @@ def orthogonal_features(heads: int, count: int, width: int, seed: int) -> Tensor
     draws = torch.Generator().manual_seed(seed)
     groups = math.ceil(count / width)
     square = torch.randn(heads, groups, width, width, generator=draws, dtype=torch.float64)
-    directions = torch.linalg.qr(square)[0].flatten(1, 2)[:, :count]
+    q, r = torch.linalg.qr(square)
+    # The signs of a QR decomposition follow a convention; undone, every direction is equally likely.
+    directions = (q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)).flatten(1, 2)[:, :count]
     lengths = torch.randn(heads, count, width, generator=draws, dtype=torch.float64).norm(dim=-1, keepdim=True)
     return (directions * lengths).float()
 
