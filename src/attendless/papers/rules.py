@@ -13,7 +13,7 @@ from ..measure.macs import count, input_size
 TOTAL = "total: every multiply-accumulate of matrix products and convolutions"
 MHSA = "MHSA: the attention core only (q·kᵀ and weights·v), without the projections around it"
 OVERALL = "overall: attention core + MLP, without qkv and output projections, patch embedding and head"
-FVCORE = "fvcore: every multiply-accumulate, and five operations per element of each LayerNorm"
+FVCORE = "fvcore: every multiply-accumulate, and five operations per element of each LayerNorm and BatchNorm"
 CONV_LINEAR = "conv+linear: layers with weights only, without q·kᵀ and weights·v"
 
 
@@ -40,9 +40,9 @@ def fvcore(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
 
 
 def normalised_elements(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
-    """How many elements pass through LayerNorms for one image, seen by running the model."""
+    """How many elements pass through LayerNorms and BatchNorms for one image, seen by running the model."""
     seen: list[int] = []
-    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm)]
+    norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.BatchNorm2d)]
     hooks = [norm.register_forward_hook(lambda _m, _i, out: seen.append(out.numel())) for norm in norms]
     height, width = (size, size) if isinstance(size, int) else size or input_size(model)
     was_training = model.training

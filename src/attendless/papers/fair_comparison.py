@@ -1,0 +1,62 @@
+"""The table of "Fair Comparison between Efficient Attentions" (Hong et al., 2022), from its poster.
+
+One pyramid, one recipe; only patch size and attention change. Each row names the form its numbers belong to, which for
+some mechanisms is not the one they were published in (see the mechanism's own file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import timm
+
+from ..backbones.cost import parameters
+from . import rules
+from .table import Row, Table, register_table
+
+SOURCE = "Fair Comparison between Efficient Attentions (Hong, Lee, Bang and Jung, arXiv 2206.00244), poster"
+
+_CUT = "printed as if cut off after three digits, while the other rows are rounded"
+_WEIGHTS = "the table leaves out Fastformer's two vectors per head, w_q and w_k"
+_CROPPED = "the leading digit is cropped in our copy of the poster and read by continuity"
+
+#: Row → model, attention, printed parameters (M), printed FLOPs (G), notes on each. None: not legible in our copy.
+_ROWS: dict[str, tuple[str, str, str | None, str, str, str]] = {
+    "SA-4": ("pyramid_fair_patch4_224", "full", "28.27", "8.821", "", ""),
+    "SA-7": ("pyramid_fair_patch7_224", "full", "28.28", "1.915", "", _CUT),
+    "LA-4": ("pyramid_fair_patch4_224", "linformer:ratio=8,shared,bias", "30.91", "5.496", "", ""),
+    "LA-7": ("pyramid_fair_patch7_224", "linformer:ratio=8,shared,bias", "28.56", "1.561", "", ""),
+    "EA-4": ("pyramid_fair_patch4_224", "efficient", "28.27", "4.480", "", ""),
+    "EA-7": ("pyramid_fair_patch7_224", "efficient", "28.28", "1.473", "", ""),
+    "PA-4": ("pyramid_fair_patch4_224", "performer:features=16", "28.27", "4.481", "", ""),
+    "PA-7": ("pyramid_fair_patch7_224", "performer:features=16", "28.28", "1.473", "", ""),
+    "AA-4": ("pyramid_fair_patch4_224", "fastformer:plain", "28.27", "4.394", _WEIGHTS, ""),
+    "AA-7": ("pyramid_fair_patch7_224", "fastformer:plain", "28.28", "1.445", _WEIGHTS, ""),
+    "XCA-4": ("pyramid_fair_patch4_224", "xca:plain", "28.27", "4.480", "", ""),
+    "XCA-7": ("pyramid_fair_patch7_224", "xca:plain", "28.28", "1.473", "", ""),
+    "Swin-4": ("pyramid_fair_patch4_224", "window:bias=false", "28.27", "4.528", "", ""),
+    "Swin-7": ("pyramid_fair_patch7_224", "window:size=8,bias=false", "28.28", "1.500", "", _CUT),
+    "XCA+LPI-4": ("pyramid_fair_patch4_224", "xca:plain,lpi", None, "4.520", "", _CROPPED),
+    "XCA+LPI-7": ("pyramid_fair_patch7_224", "xca:plain,lpi", "28.39", "1.486", "", ""),
+    "Columnar-14": ("columnar_fair_patch14_224", "full", None, "6.117", "", _CROPPED),
+    "Columnar-16": ("columnar_fair_patch16_224", "full", "22.00", "4.589", "", _CROPPED),
+}
+
+
+def _table() -> Iterator[Row]:
+    for row, (name, attention, params, flops, about_params, about_flops) in _ROWS.items():
+        model = timm.create_model(name, attention=attention)
+        if params is not None:
+            yield Row(row, "parameters", "M", params, parameters(model), about_params)
+        yield Row(row, "FLOPs", "G", flops, rules.fvcore(model), about_flops)
+
+
+register_table(
+    Table(
+        "fair-comparison",
+        "Parameters and FLOPs of attentions in one pyramid, patches of 4 and 7 (224 px)",
+        SOURCE,
+        (rules.FVCORE,),
+        _table,
+    )
+)
