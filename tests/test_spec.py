@@ -147,6 +147,7 @@ def test_stages_print_the_shortest_text() -> None:
         return join_stages(expand_stages(text, (2, 2, 4, 1), KINDS))
 
     assert again("4xwindow") == "window"
+    assert again("window+full") == "window+full"
     assert again("window/window/full/full") == "2xwindow/2xfull"
     assert again("window+full/window+full/window+full/full") == "3xwindow+full/full"
     assert again("8xwindow/full") == "3xwindow/full"

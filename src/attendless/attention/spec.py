@@ -168,7 +168,11 @@ def join(specs: Sequence[Spec]) -> str:
 
 
 def join_stages(stages: Sequence[Sequence[Spec]]) -> str:
-    """The inverse of `expand_stages`: the shortest of one part per stage and one per layer."""
+    """The inverse of `expand_stages`: the shortest of one part for all stages, one per stage and one per layer."""
+    longest = max(stages, key=len, default=[])
+    # A stage may be too short to show all of a cycle that the longest one goes through.
+    if all(list(stage) == list(longest[: len(stage)]) for stage in stages):
+        return _cycle(longest)
     by_stage = _join_runs([_cycle(stage) for stage in stages])
     by_layer = _join_runs([str(spec) for stage in stages for spec in stage])
     return min(by_stage, by_layer, key=len)

@@ -62,7 +62,7 @@ class LearnedPositions(nn.Module):
         self.made_for = grid
 
     def no_weight_decay(self) -> set[str]:
-        return {"pos_embed", "cls_token"}
+        return {name for name, _ in self.named_parameters()}
 
 
 class ConvPositions(nn.Module):
@@ -76,4 +76,4 @@ class ConvPositions(nn.Module):
         return x + to_tokens(self.conv(to_map(x, grid)))
 
     def no_weight_decay(self) -> set[str]:
-        return {"conv.weight", "conv.bias"}
+        return {name for name, _ in self.named_parameters()}
