@@ -227,24 +227,26 @@ def attend(
     return torch.cat([prefix, patches], dim=2)
 
 
-def keys_seen(layout: Layout) -> int:
+def keys_seen(layout: Layout, patches: int) -> int:
     """Keys a patch query meets at most: the tokens of the largest `budget` cells, the prefix, and the blurred rest.
 
     In two levels the rest is largest when the chosen cells lie apart, each in a coarse cell of its own; cells chosen
-    side by side leave fewer keys, so with `coarse` this is an upper bound.
+    side by side leave fewer keys, so with `coarse`, as with a reduced set of patches, this is an upper bound.
     """
-    cell = block_of(layout, layout.cell)[0].bincount(minlength=layout.cells)
-    exact = int(cell.sort(descending=True).values[: layout.budget].sum())
+    tokens = block_of(layout, layout.cell)[0].bincount(minlength=layout.cells)
+    exact = int(tokens.sort(descending=True).values[: layout.budget].sum())
     rest = layout.cells - layout.budget
     if layout.coarse:
         inside = parent_of(layout).bincount(minlength=layout.coarse_cells).sort(descending=True).values
         touched = min(layout.budget, layout.coarse_cells)
         rest = int(inside[:touched].sum()) - layout.budget + layout.coarse_cells - touched
-    return layout.prefix + exact + rest
+    return layout.prefix + min(exact + rest, patches)
 
 
-def macs(layout: Layout, dim: int) -> int:
+def macs(layout: Layout, dim: int, patches: int | None = None) -> int:
     """Multiply-accumulates for one image of width `dim` (all heads): choosing, patch queries, prefix queries."""
-    tokens = layout.prefix + layout.patches
+    patches = layout.patches if patches is None else patches
     choosing = layout.tiles * layout.cells
-    return dim * (choosing + 2 * layout.patches * keys_seen(layout) + 2 * layout.prefix * tokens)
+    sharp_and_blurred = 2 * patches * keys_seen(layout, patches)
+    prefix = 2 * layout.prefix * (layout.prefix + patches)
+    return dim * (choosing + sharp_and_blurred + prefix)
