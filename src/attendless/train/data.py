@@ -160,10 +160,10 @@ def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
     """One folder per class. `classes`, if given, fixes the labels (validation follows training)."""
     names = sorted(_directories(root))
     if not names or "images" in names:
-        files = _images(root / "images" if "images" in names else root, root)
-        if not files:
+        unlabelled = _images(root / "images" if "images" in names else root, root)
+        if not unlabelled:
             raise UserError(f"no images in {str(root)!r}. {_expected(root)}")
-        return Files(str(root), files, (0,) * len(files))
+        return Files(str(root), unlabelled, (0,) * len(unlabelled))
     by_number = all(name.isdecimal() and name.isascii() for name in names)
     if classes is None:
         classes = [str(i) for i in range(max(map(int, names)) + 1)] if by_number else names

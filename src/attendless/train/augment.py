@@ -1,0 +1,112 @@
+"""Augmentation whose every draw is a pure function of where it is used.
+
+timm's transforms and mixup draw from the global generators of Python, NumPy and PyTorch. `randomness` seeds the three
+from a key, such as (seed, epoch, index), and puts them back afterwards: what a picture becomes does not depend on
+which worker prepares it, on what was prepared before, or on whether the run was interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from timm.data import Mixup, create_transform
+from timm.data.mixup import mixup_target
+from torch import Tensor
+from torchvision import transforms
+
+from .recipe import Recipe
+
+#: The first word of every key, so that draws for different ends never coincide.
+PICTURE, ORDER, MIX, DROPOUT = range(4)
+
+
+def key(*numbers: int) -> int:
+    """64 well-mixed bits from a tuple of whole numbers, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
+
+
+@contextlib.contextmanager
+def randomness(*numbers: int) -> Iterator[None]:
+    """Inside, every global generator of the processor starts from the key `numbers`; afterwards all is as before."""
+    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    bits = key(*numbers)
+    try:
+        random.seed(bits)
+        np.random.seed(bits & 0xFFFFFFFF)
+        torch.default_generator.manual_seed(bits & 0x7FFFFFFFFFFFFFFF)
+        yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        torch.set_rng_state(before[2])
+
+
+def train_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> Callable[[Any], Tensor]:
+    """timm's training transform as the recipe asks for it."""
+    if recipe.crop == "none":
+        # The picture as it is: resized, perhaps mirrored, perhaps with its colours changed.
+        whole: Any = create_transform(
+            (3, *size), is_training=True, no_aug=True, mean=mean, std=std, interpolation=_interpolation(recipe)
+        )
+        return transforms.Compose([transforms.RandomHorizontalFlip(recipe.flip), *whole.transforms])
+    jitter: Any = recipe.jitter or None
+    made: Any = create_transform(
+        (3, *size),
+        is_training=True,
+        scale=(recipe.crop_scale[0], recipe.crop_scale[1]),
+        hflip=recipe.flip,
+        color_jitter=jitter,
+        auto_augment=recipe.augment or None,
+        re_prob=recipe.erase,
+        re_mode="pixel",
+        mean=mean,
+        std=std,
+        interpolation=recipe.interpolation,
+    )
+    square = [transforms.Resize(size, transforms.InterpolationMode.BILINEAR)] if recipe.crop == "squash" else []
+    return transforms.Compose([*square, *made.transforms])
+
+
+def eval_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> Callable[[Any], Tensor]:
+    crop_pct = 1.0 if recipe.crop == "none" else recipe.crop_pct
+    mode = "squash" if recipe.crop == "squash" else "center"
+    made: Any = create_transform(
+        (3, *size), mean=mean, std=std, crop_pct=crop_pct, crop_mode=mode, interpolation=_interpolation(recipe)
+    )
+    return made
+
+
+def _interpolation(recipe: Recipe) -> str:
+    return "bicubic" if recipe.interpolation == "random" else recipe.interpolation
+
+
+class Mix:
+    """Labels → soft targets, with mixup or cutmix where the recipe asks. Draws depend on (seed, step) alone.
+
+    Pictures are mixed in pairs (i, B-1-i) of the batch; `loader.shares` keeps each pair in one process.
+    """
+
+    def __init__(self, recipe: Recipe, classes: int) -> None:
+        self.seed, self.classes, self.smoothing = recipe.seed, classes, recipe.smoothing
+        self.mixup = None
+        if recipe.mixup or recipe.cutmix:
+            self.mixup = Mixup(
+                mixup_alpha=recipe.mixup,
+                cutmix_alpha=recipe.cutmix,
+                switch_prob=recipe.mix_switch,
+                label_smoothing=recipe.smoothing,
+                num_classes=classes,
+            )
+
+    def __call__(self, images: Tensor, labels: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """images [B, 3, h, w], labels [B] → images, targets [B, classes]."""
+        if self.mixup is None:
+            return images, mixup_target(labels, self.classes, 1.0, self.smoothing)
+        with randomness(MIX, self.seed, step):
+            return self.mixup(images, labels)

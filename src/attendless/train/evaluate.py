@@ -1,0 +1,54 @@
+"""How good a model is on a loader's pictures, over all processes, each picture counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.nn import functional as F
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    loader: Iterable[Any],
+    accelerator: Accelerator,
+    *,
+    labelled: bool = True,
+    teacher: nn.Module | None = None,
+) -> dict[str, Any]:
+    """Top-1 and top-5 in percent and the mean cross-entropy; with a teacher, the share of its answers given.
+
+    Every quantity is a sum over pictures, so processes may hold different numbers of them.
+    """
+    model.eval()
+    device = accelerator.device
+    right, right5, agree, loss, images, skipped = torch.zeros(6, dtype=torch.float64, device=device).unbind()
+    for pixels, labels, bad in loader:
+        skipped = skipped + len(bad)
+        if pixels is None:
+            continue
+        pixels, labels = pixels.to(device), labels.to(device)
+        logits = model(pixels).float()
+        images = images + len(labels)
+        if labelled:
+            ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
+            right, right5 = right + ranked[:, 0].sum(), right5 + ranked.any(dim=1).sum()
+            loss = loss + F.cross_entropy(logits, labels, reduction="sum")
+        if teacher is not None:
+            agree = agree + (logits.argmax(1) == teacher(pixels).argmax(1)).sum()
+    sums = torch.stack([right, right5, agree, loss, images, skipped])
+    if device.type == "mps":
+        sums = sums.float()
+    right, right5, agree, loss, images, skipped = accelerator.reduce(sums, reduction="sum").tolist()
+    found: dict[str, Any] = {"images": int(images), "skipped": int(skipped)}
+    if labelled and images:
+        found |= {"top1": 100 * right / images, "val_loss": loss / images}
+        if logits.shape[1] > 5:
+            found["top5"] = 100 * right5 / images
+    if teacher is not None and images:
+        found["agreement"] = agree / images
+    return found

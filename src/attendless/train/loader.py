@@ -1,0 +1,141 @@
+"""From pictures to batches: the order of an epoch, each process's share of a step, and reading ahead.
+
+A draw is (epoch, index, copy): which picture, and which of its augmentations. Draws are made by the sampler, so a
+loader that starts at step 1000 gives exactly what one that came from step 0 would give, whatever the workers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..errors import UserError
+from .augment import ORDER, PICTURE, key, randomness
+from .data import IGNORE, BadImage, Source
+from .process import ignore_interrupts
+
+Draw = tuple[int, int, int]
+#: Pixels [3, h, w], label, and the index of a picture that could not be read (or IGNORE).
+Item = tuple[Tensor, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prepared(Dataset[Item]):
+    """A source under a transform. While training, the next readable picture stands in for one that is not."""
+
+    source: Source
+    transform: Callable[[Any], Tensor]
+    seed: int = 0
+    stand_in: bool = False
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> Item:
+        epoch, index, copy = draw
+        bad = IGNORE
+        for offset in range(len(self.source) if self.stand_in else 1):
+            taken = (index + offset) % len(self.source)
+            try:
+                image, label = self.source[taken]
+            except BadImage:
+                bad = index
+                continue
+            with randomness(PICTURE, self.seed, epoch, taken, copy):
+                return self.transform(image), label, bad
+        if self.stand_in:
+            raise UserError("not one picture of the training data can be read")
+        return torch.empty(0), IGNORE, bad
+
+
+def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[Draw]:
+    """The draws of one epoch: every picture once, or a share of them `repeats` times."""
+    order = np.random.Generator(np.random.PCG64(key(ORDER, seed, epoch))).permutation(count)
+    return [(epoch, int(order[i // repeats]), i % repeats) for i in range(count)]
+
+
+def shares(batch: int, parts: int) -> list[list[int]]:
+    """Split positions 0 … batch-1 into equal parts, keeping i and batch-1-i together: mixup mixes such pairs."""
+    if batch % parts:
+        raise UserError(f"batch {batch} does not divide into {parts} equal parts (processes × accumulate)")
+    pairs = [p for i in range((batch + 1) // 2) for p in dict.fromkeys((i, batch - 1 - i))]
+    size = batch // parts
+    return [sorted(pairs[part * size : (part + 1) * size]) for part in range(parts)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """This process's batches from step `start` to step `stop`, `accumulate` to each step."""
+
+    count: int
+    batch: int
+    start: int
+    stop: int
+    seed: int = 0
+    repeats: int = 1
+    accumulate: int = 1
+    rank: int = 0
+    processes: int = 1
+    #: Epochs that earlier phases of the run have used up.
+    first_epoch: int = 0
+
+    @property
+    def per_epoch(self) -> int:
+        return steps_per_epoch(self.count, self.batch)
+
+    def __len__(self) -> int:
+        return (self.stop - self.start) * self.accumulate
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        parts = shares(self.batch, self.processes * self.accumulate)
+        mine = parts[self.rank * self.accumulate : (self.rank + 1) * self.accumulate]
+        epoch, order = -1, list[Draw]()
+        for step in range(self.start, self.stop):
+            if step // self.per_epoch != epoch:
+                epoch = step // self.per_epoch
+                order = epoch_order(self.count, self.seed, self.first_epoch + epoch, self.repeats)
+            first = step % self.per_epoch * self.batch
+            for part in mine:
+                yield [order[first + position] for position in part]
+
+
+def steps_per_epoch(count: int, batch: int) -> int:
+    """Whole batches in `count` pictures; the rest of an epoch waits for another epoch's order."""
+    if batch > count:
+        raise UserError(f"batch {batch} is larger than the training data ({count} pictures): give a smaller --batch")
+    return count // batch
+
+
+def train_loader(data: Prepared, steps: Steps, workers: int) -> DataLoader[Any]:
+    return _loader(data, steps, workers, torch.utils.data.default_collate)
+
+
+def eval_loader(data: Prepared, batch: int, workers: int, rank: int = 0, processes: int = 1) -> DataLoader[Any]:
+    """Every picture exactly once over all processes; those that cannot be read are left out of the batches."""
+    mine = [(0, index, 0) for index in range(rank, len(data), processes)]
+    return _loader(data, [mine[i : i + batch] for i in range(0, len(mine), batch)], workers, _collate_readable)
+
+
+def _loader(data: Prepared, batches: Any, workers: int, collate: Callable[[list[Item]], Any]) -> DataLoader[Any]:
+    return DataLoader(
+        data,
+        batch_sampler=batches,
+        num_workers=workers,
+        collate_fn=collate,
+        persistent_workers=workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        worker_init_fn=ignore_interrupts,
+    )
+
+
+def _collate_readable(items: Sequence[Item]) -> tuple[Tensor | None, Tensor, Tensor]:
+    good = [item for item in items if item[2] == IGNORE]
+    bad = torch.tensor([item[2] for item in items if item[2] != IGNORE], dtype=torch.long)
+    labels = torch.tensor([item[1] for item in good], dtype=torch.long)
+    return torch.stack([item[0] for item in good]) if good else None, labels, bad

@@ -1,0 +1,90 @@
+"""What is minimised: named loss terms, each with its weight, from one forward pass.
+
+An objective is a module that owns the model being trained, so that wrapping it for many processes wraps the whole
+computation: `objective(images, targets) -> {term: weighted loss}`. The loss is their sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Supervised(nn.Module):
+    """Cross-entropy with soft targets, and whatever the attentions left in the context to be minimised."""
+
+    def __init__(self, model: nn.Module, weights: Mapping[str, float]) -> None:
+        super().__init__()
+        self.model, self.weights = model, dict(weights)
+
+    def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        logits, _, extra = outputs(self.model, images)
+        return weighted({"label": soft_cross_entropy(logits, targets), **extra}, self.weights)
+
+
+def outputs(model: Any, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Logits [B, classes], the tokens they were read from, and extra losses; any timm model will do."""
+    if not hasattr(model, "forward_context"):
+        features = model.forward_features(images)
+        return model.forward_head(features), features, {}
+    features, context = model.forward_context(images)
+    extra: dict[str, Tensor] = {}
+    for name, value in context.losses:
+        extra[name] = extra[name] + value if name in extra else value
+    return model.forward_head(features), features, extra
+
+
+def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:
+    """Multiply each term by its weight; terms that no weight names are the attentions' own, under `extra`."""
+    factors = {name: weights.get(name, weights.get("extra", 1.0)) for name in terms}
+    return {name: value * factors[name] for name, value in terms.items() if factors[name]}
+
+
+def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """−Σ targets · log softmax(logits), averaged over the batch."""
+    return -(targets * F.log_softmax(logits.float(), dim=-1)).sum(-1).mean()
+
+
+def trace_bad(objective: nn.Module, images: Tensor, targets: Tensor) -> str:
+    """Name the first tensor that is not finite: the input, a parameter, a module's output or a gradient."""
+    if not images.isfinite().all():
+        return "the input images"
+    for name, parameter in objective.named_parameters():
+        if not parameter.isfinite().all():
+            return f"parameter {_short(name)}"
+    found: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, arguments: Any, output: Any) -> None:
+            values = output if isinstance(output, tuple | list) else (output,)
+            if not found and any(isinstance(v, Tensor) and not v.isfinite().all() for v in values):
+                found.append(f"output of {_short(name)}")
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name)) for name, module in objective.named_modules() if name]
+    try:
+        with torch.no_grad():
+            terms = objective(images, targets)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if found:
+        return found[0]
+    bad = [name for name, value in terms.items() if not value.isfinite()]
+    if bad:
+        return f"loss term {bad[0]!r}"
+    for name, parameter in objective.named_parameters():
+        if parameter.grad is not None and not parameter.grad.isfinite().all():
+            return f"gradient of {_short(name)}"
+    return "not found again when the step was repeated"
+
+
+def _short(name: str) -> str:
+    for prefix in ("module.", "_orig_mod.", "model."):
+        name = name.removeprefix(prefix)
+    return name

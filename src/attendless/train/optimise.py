@@ -1,0 +1,114 @@
+"""Optimiser, learning rate and averaged weights: timm's, put together as a recipe says."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2, list_optimizers
+from timm.scheduler import CosineLRScheduler
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from ..errors import UserError, unknown
+from .recipe import Recipe
+
+
+def choose_trained(model: nn.Module, patterns: Sequence[str]) -> int:
+    """Let only the parameters whose names match a pattern (`*`, `blocks.*.attn.predictor.*`) learn; count them."""
+    chosen = 0
+    for name, parameter in model.named_parameters():
+        learns = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        parameter.requires_grad_(learns)
+        chosen += parameter.numel() * learns
+    if not chosen:
+        names = [name for name, _ in model.named_parameters()]
+        raise UserError(f"no parameter matches {', '.join(patterns)}. There are: {', '.join(names[:8])}, …")
+    return chosen
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+    known = [str(name) for name in list_optimizers()]
+    if recipe.optimizer not in known:
+        raise unknown("optimizer", recipe.optimizer, known)
+    adam: dict[str, Any] = {"betas": recipe.betas, "eps": recipe.eps} if "adam" in recipe.optimizer else {}
+    return create_optimizer_v2(
+        model,
+        recipe.optimizer,
+        lr=recipe.rate(),
+        weight_decay=recipe.weight_decay,
+        layer_decay=recipe.layer_decay if recipe.layer_decay < 1 else None,
+        **adam,
+    )
+
+
+class Schedule:
+    """The learning rate before each step: a function of the step, or of how the validation loss went."""
+
+    def __init__(self, optimizer: Optimizer, recipe: Recipe, per_epoch: int) -> None:
+        self.optimizer = optimizer
+        self.cosine = self.plateau = None
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.rate() * group.get("lr_scale", 1.0)
+        if recipe.schedule == "cosine":
+            steps = recipe.epochs * per_epoch
+            self.cosine = CosineLRScheduler(
+                optimizer,
+                t_initial=max(1, steps),
+                lr_min=min(recipe.min_lr, recipe.rate()),
+                warmup_t=min(steps, round(recipe.warmup * per_epoch)),
+                warmup_lr_init=recipe.warmup_lr,
+                t_in_epochs=False,
+                cycle_limit=1,
+            )
+        elif recipe.schedule == "plateau":
+            self.plateau = ReduceLROnPlateau(optimizer, factor=0.1, patience=recipe.patience, min_lr=recipe.min_lr)
+
+    def before(self, step: int) -> None:
+        if self.cosine is not None:
+            self.cosine.step_update(step)
+
+    def after_epoch(self, validation_loss: float | None) -> None:
+        if self.plateau is not None and validation_loss is not None:
+            self.plateau.step(validation_loss)
+
+    def rate(self) -> float:
+        return max(group["lr"] for group in self.optimizer.param_groups)
+
+    def state(self) -> dict[str, Any]:
+        # timm's own plateau forgets how many bad epochs it has seen, so PyTorch's is used, and all of it kept.
+        return {} if self.plateau is None else dict(self.plateau.state_dict())
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self.plateau is not None:
+            self.plateau.load_state_dict(state)
+
+
+class Average:
+    """Exponentially averaged weights, or the model's own where the recipe wants none."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        from timm.utils import ModelEmaV3
+
+        self.own = model
+        self.ema = ModelEmaV3(model, decay=decay, use_warmup=True) if decay else None
+
+    @property
+    def model(self) -> nn.Module:
+        """The weights to evaluate and to save."""
+        return self.own if self.ema is None else self.ema.module
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        if self.ema is not None:
+            self.ema.update(self.own, step=step)
+
+    def state(self) -> dict[str, Any]:
+        return {} if self.ema is None else self.ema.module.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        if self.ema is not None:
+            self.ema.module.load_state_dict(state)

@@ -1,0 +1,92 @@
+"""The processes of a run and the machine under them: devices, stopping politely, one run per folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+
+from ..errors import UserError
+
+try:
+    import fcntl
+except ImportError:  # not a Unix: runs are not protected from each other there
+    fcntl = None  # type: ignore[assignment]
+
+
+def accelerator(device: str = "auto") -> Accelerator:
+    """One process or many, as `torchrun` or `accelerate launch` started them."""
+    if device not in ("auto", "cpu", "cuda", "mps"):
+        raise UserError(f"device {device!r}: expected auto, cpu, cuda or mps")
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not available.get(device, True):
+        raise UserError(f"device {device!r} was asked for, but torch does not find one on this machine")
+    # A frozen phase, or a mechanism that trains without some of its weights, leaves parameters without a gradient.
+    warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
+    unused = DistributedDataParallelKwargs(find_unused_parameters=True)
+    made = Accelerator(cpu=device == "cpu" or not any(available.values()), kwargs_handlers=[unused])
+    asked = int(os.environ.get("WORLD_SIZE", "1"))
+    if made.num_processes != asked:
+        raise UserError(
+            f"{asked} processes were started, but accelerate joined {made.num_processes}: start by torchrun"
+        )
+    return made
+
+
+def default_workers(device: torch.device) -> int:
+    """Enough to keep a GPU fed; on a CPU the model itself wants the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, 8) if device.type == "cuda" else min(2, cores - 1)
+
+
+class Stop:
+    """Ctrl-C, or SIGTERM, asks the run to stop after the step it is at; a second Ctrl-C stops it at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[Stop]:
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = {number: signal.signal(number, self._ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield self
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def ignore_interrupts(_: int) -> None:
+    """Set up a worker: the terminal sends Ctrl-C to it as well, but the main process decides when to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def only_run(folder: Path) -> Iterator[None]:
+    """Hold the folder for this run; a second run in it is refused. The system frees it if the run is killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "a") as handle:
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(
+                    f"another run is writing to {str(folder)!r}: wait for it, or give another --out"
+                ) from None
+        yield

@@ -1,0 +1,181 @@
+"""Recipes: everything that decides what a run learns, as one frozen value made by a function.
+
+A recipe is named by a short text as attentions are (`fair`, `quick:epochs=5,lr=1e-3`), and every field is a flag of
+the command line. How a run is carried out (workers, checkpoints, logs) is `Run`: changing it changes no weight.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from ..attention.spec import Options, option, parse_options
+from ..errors import UserError, unknown
+
+O = TypeVar("O", bound=Options)
+RANDAUG = "rand-m9-mstd0.5-inc1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe(Options):
+    # How long, how much at a time
+    epochs: int = option(300, "passes over the data, warm-up included", low=0)
+    cooldown: int = option(0, "more epochs at the lowest rate", low=0)
+    batch: int = option(1024, "images per optimiser step, over all processes", low=1)
+    accumulate: int = option(1, "forward passes a step is split into, to save memory", low=1)
+    size: tuple[int, ...] = option((), "image size, S or height/width (default: the model's own)", low=1)
+    seed: int = option(0, "the seed of every draw", low=0)
+    # Optimiser
+    optimizer: str = option("adamw", "any optimiser of timm")
+    lr: float = option(5e-4, "highest learning rate", low=0)
+    lr_batch: int = option(0, "the batch lr is meant for: lr grows with batch / lr_batch (0: lr as it is)", low=0)
+    schedule: Literal["cosine", "plateau", "constant"] = option("cosine", "how the learning rate falls")
+    warmup: float = option(0.0, "epochs of rising learning rate", low=0)
+    warmup_lr: float = option(1e-6, "learning rate to start from", low=0)
+    min_lr: float = option(1e-5, "lowest learning rate", low=0)
+    patience: int = option(10, "plateau: epochs without a lower validation loss before lr is divided by 10", low=0)
+    weight_decay: float = option(0.05, "weight decay; biases and norms have none", low=0)
+    betas: tuple[float, ...] = option((0.9, 0.999), "Adam's decay rates", low=0, high=1)
+    eps: float = option(1e-8, "Adam's epsilon", low=0)
+    clip: float = option(0.0, "clip the gradient's norm to this (0: never)", low=0)
+    layer_decay: float = option(1.0, "learning rate factor per layer, from the head downwards", low=0, high=1)
+    ema: float = option(0.0, "decay of averaged weights, which are then evaluated and saved", low=0, high=1)
+    # Regularisation
+    drop: float = option(0.0, "dropout", low=0, high=1)
+    drop_path: float = option(0.0, "stochastic depth", low=0, high=1)
+    smoothing: float = option(0.0, "label smoothing", low=0, high=1)
+    mixup: float = option(0.0, "mixup alpha", low=0)
+    cutmix: float = option(0.0, "cutmix alpha", low=0)
+    mix_switch: float = option(0.5, "share of cutmix where both are on", low=0, high=1)
+    # Pictures
+    crop: Literal["random", "squash", "none"] = option(
+        "random", "random resized crop; the same of a squashed square; none"
+    )
+    crop_scale: tuple[float, ...] = option((0.08, 1.0), "least and greatest share of the area cropped", low=0, high=1)
+    flip: float = option(0.5, "share of pictures mirrored", low=0, high=1)
+    augment: str = option("", "RandAugment policy, in timm's words")
+    jitter: float = option(0.0, "colour jitter (used where augment is not)", low=0)
+    erase: float = option(0.0, "share of pictures with a random rectangle erased", low=0, high=1)
+    interpolation: Literal["bicubic", "bilinear", "random"] = option("bicubic", "how pictures are resized")
+    repeats: int = option(1, "times a picture appears in an epoch, each differently augmented", low=1)
+    crop_pct: float = option(0.875, "evaluation: share of the resized picture kept", low=0.01, high=1)
+    # Arithmetic
+    precision: Literal["fp32", "bf16"] = option("fp32", "bf16: autocast the forward pass")
+    compile: bool = option(False, "torch.compile the forward pass")
+    eval_every: int = option(1, "epochs between evaluations", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.size) > 2:
+            raise UserError(f"size={self.size}: expected S or height/width")
+        if len(self.betas) != 2 or len(self.crop_scale) != 2:
+            raise UserError("betas and crop_scale take two numbers, such as 0.9/0.999")
+        if (self.mixup or self.cutmix) and self.batch % 2:
+            raise UserError(f"batch={self.batch}: mixup and cutmix mix pairs of pictures, so the batch must be even")
+
+    @property
+    def total_epochs(self) -> int:
+        return self.epochs + self.cooldown
+
+    @property
+    def height_width(self) -> tuple[int, int] | None:
+        """The image size, or None for the model's own."""
+        return (self.size[0], self.size[-1]) if self.size else None
+
+    def rate(self) -> float:
+        return self.lr * self.batch / self.lr_batch if self.lr_batch else self.lr
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Options):
+    workers: int = option(-1, "processes that prepare images (-1: as suits the machine)", low=-1)
+    device: str = option("auto", "auto, cpu, cuda, mps")
+    cache: str = option("", "folder for decoded images: reading them again costs no decoding")
+    checkpoint_minutes: float = option(10.0, "minutes between checkpoints within an epoch", low=0)
+    keep: int = option(3, "checkpoints to keep", low=1)
+    log_every: int = option(50, "steps between rows of metrics.jsonl", low=1)
+    tensorboard: bool = option(False, "also write TensorBoard events")
+
+
+def deit() -> Recipe:
+    """DeiT: 300 epochs of ImageNet-1k with every augmentation.
+
+    attendless train deit_tiny_patch16_224 --recipe deit --data IMAGENET
+    Expected: 72.2 top-1 (from the paper, not re-run). Time: not measured; it wants GPUs.
+    """
+    return Recipe(
+        epochs=300, cooldown=10, batch=1024, lr=5e-4, lr_batch=512, warmup=5, min_lr=1e-5, drop_path=0.1, smoothing=0.1,
+        mixup=0.8, cutmix=1.0, augment=RANDAUG, jitter=0.3, erase=0.25, repeats=3, ema=0.99996,
+    )  # fmt: skip
+
+
+def fair() -> Recipe:
+    """The comparison of efficient attentions: one recipe for every attention. Its number of GPUs is not stated, so
+    the batch here is one GPU's.
+
+    attendless train pyramid_t --attention efficient --recipe fair --data IMAGENET
+    Expected: 81.8 top-1 for self-attention with patch 4 (from the paper, not re-run). Time: not measured.
+    """
+    return Recipe(
+        epochs=300, cooldown=10, batch=128, lr=5e-4, warmup=20, warmup_lr=5e-7, min_lr=5e-6, clip=5.0, drop_path=0.2,
+        smoothing=0.1, mixup=0.8, cutmix=1.0, augment=RANDAUG, jitter=0.4, erase=0.25, interpolation="random", seed=42,
+    )  # fmt: skip
+
+
+def pvt() -> Recipe:
+    """PVT's recipe, for PVT and for LaViT, which names none of its own.
+
+    attendless train lavit_tiny --recipe pvt --data IMAGENET
+    Expected: 79.2 top-1 for LaViT-T (from the paper, not re-run). Time: not measured.
+    """
+    return dataclasses.replace(deit(), ema=0.0, jitter=0.4)
+
+
+def bbvit() -> Recipe:
+    """BBViT's recipe for little data: Adam at 1e-3, divided by ten when the validation loss stops falling.
+
+    attendless train bbvit_tiny --recipe bbvit --data IMAGENETTE
+    Expected: 65.2 top-1 on Imagenette's full-size pictures (from the paper, not re-run). Time: not measured.
+    """
+    return Recipe(
+        epochs=200, batch=64, optimizer="adam", lr=1e-3, schedule="plateau", patience=10, min_lr=0.0, weight_decay=0.0,
+        crop="squash", interpolation="bilinear", crop_pct=1.0, seed=317,
+    )  # fmt: skip
+
+
+def quick() -> Recipe:
+    """A sound start for a small model on little data and a CPU: light augmentation, a short cosine.
+
+    attendless train deit_tiny_patch16_224 --recipe quick --data DIR --size 160
+    Expected, and time: not measured yet.
+    """
+    return Recipe(
+        epochs=20, batch=64, lr=1e-3, warmup=2, min_lr=1e-5, clip=1.0, smoothing=0.1, crop_scale=(0.35, 1.0),
+    )  # fmt: skip
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {make.__name__: make for make in (deit, fair, pvt, bbvit, quick)}
+
+
+def recipe(text: str | Recipe) -> Recipe:
+    """`quick`, `quick:epochs=5`, or a recipe as it is."""
+    if isinstance(text, Recipe):
+        return text
+    name, _, fields = text.partition(":")
+    if name not in RECIPES:
+        raise unknown("recipe", name, RECIPES)
+    return replace_fields(RECIPES[name](), fields, f"recipe {name}")
+
+
+def replace_fields(value: O, text: str, owner: str) -> O:
+    """Read `epochs=5,lr=1e-3` into fields of `value`, leaving the others as they are."""
+    given = parse_options(text, type(value), owner)
+    named = [item.partition("=")[0] for item in filter(None, text.split(","))]
+    return dataclasses.replace(value, **{name: getattr(given, name) for name in named})
+
+
+def summary(name: str) -> str:
+    """The first line of a recipe's documentation."""
+    return (inspect.getdoc(RECIPES[name]) or "").partition("\n\n")[0].replace("\n", " ")

@@ -1,0 +1,228 @@
+"""`train`: a model, an attention, pictures and a recipe → a folder with the weights and how they came about."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from safetensors.torch import save_file
+from timm.data import resolve_model_data_config
+from timm.layers import DropPath
+from torch import nn
+
+from ..convert import open_model
+from ..convert.blueprint import blueprint
+from ..convert.files import save
+from ..convert.resize import input_size
+from ..errors import UserError, unknown
+from ..measure.stamp import stamp
+from ..storage import atomic
+from .augment import randomness
+from .data import open_splits
+from .log import Log, draw_curves
+from .loop import Data, Phase, Session
+from .objective import Supervised
+from .process import accelerator as make_accelerator
+from .process import only_run
+from .recipe import Recipe, Run, recipe
+
+#: The first word of the key that random weights are drawn from.
+_WEIGHTS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """How a run ended. `metrics` is the row of its last epoch; `finished` is False if it was asked to stop."""
+
+    out: Path
+    finished: bool
+    steps: int
+    best: float | None
+    metrics: dict[str, Any]
+
+
+def train(
+    model: str | Path | nn.Module,
+    data: str | Path,
+    *,
+    attention: str | None = None,
+    recipe: str | Recipe = "quick",
+    out: str | Path = "attendless-out/train",
+    weights: str | Path | None = None,
+    pretrained: bool = False,
+    run: Run | None = None,
+    **fields: Any,
+) -> Result:
+    """Train `model` on the pictures in `data` and leave weights, metrics and the recipe in `out`.
+
+    `fields` replace fields of the recipe (`epochs=5`). The same call on the same `out` continues where it stopped.
+    """
+    chosen = settle(recipe, fields)
+    source, val, note = open_splits(data)
+    if not source.classes:
+        raise UserError(f"--data {str(data)!r} has pictures without labels: training needs one folder per class")
+    classes = len(source.classes)
+    if isinstance(model, nn.Module):
+        built: Any = model
+    else:
+        with randomness(_WEIGHTS, chosen.seed):
+            built = open_model(
+                model,
+                attention=attention,
+                weights=weights,
+                pretrained=pretrained,
+                num_classes=classes,
+                size=chosen.height_width,
+            )
+    if getattr(built, "num_classes", classes) != classes:
+        raise UserError(f"the model answers with {built.num_classes} classes, but the data has {classes}")
+    set_drop(built, chosen)
+    session = Begin(built, data, attention, Path(out), run or Run(), note).session(
+        Supervised, [Phase("train", chosen, {"label": 1.0, "extra": 1.0})], as_model_wants(built, source, val, chosen)
+    )
+    return finish(session)
+
+
+def settle(text: str | Recipe, fields: Mapping[str, Any]) -> Recipe:
+    """A recipe with some of its fields replaced; wrong names are answered with the ones that exist."""
+    known = [field.name for field in dataclasses.fields(Recipe)]
+    for name in fields:
+        if name not in known:
+            raise unknown("recipe field", name, known)
+    return dataclasses.replace(recipe(text), **fields)
+
+
+def as_model_wants(model: nn.Module, train: Any, val: Any, chosen: Recipe) -> Data:
+    """Pictures in the size and with the mean and deviation that the model was made for."""
+    config = resolve_model_data_config(model)
+    size = chosen.height_width or input_size(model)
+    return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), max(1, len(train.classes)))
+
+
+def set_drop(model: nn.Module, chosen: Recipe) -> None:
+    """Stochastic depth that grows with depth, and dropout everywhere but on attention maps, as the recipe asks."""
+    if chosen.drop_path:
+        places = [m for m in model.modules() if any(hasattr(m, n) for n in ("drop_path", "drop_path1", "drop_path2"))]
+        for module, rate in zip(places, torch.linspace(0, chosen.drop_path, len(places)).tolist(), strict=True):
+            for name in ("drop_path", "drop_path1", "drop_path2"):
+                if hasattr(module, name):
+                    setattr(module, name, DropPath(rate) if rate else nn.Identity())
+    if chosen.drop:
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Dropout) and not name.endswith("attn_drop"):
+                module.p = chosen.drop
+
+
+@dataclasses.dataclass
+class Begin:
+    """What `train` and `distill` share at the start of a run: processes, the folder, and what stands in it."""
+
+    model: nn.Module
+    data: str | Path
+    attention: str | None
+    out: Path
+    run: Run
+    note: str
+
+    def session(
+        self,
+        objective: Callable[[nn.Module, Mapping[str, float]], nn.Module],
+        phases: Sequence[Phase],
+        data: Data,
+        teacher: nn.Module | None = None,
+    ) -> Session:
+        accelerator: Accelerator = make_accelerator(self.run.device)
+        main = accelerator.is_main_process
+        self.out.mkdir(parents=True, exist_ok=True)
+        log = Log(self.out, speaks=main, tensorboard=self.run.tensorboard)
+        if main:
+            check_and_write(self.out / "recipe.json", self._description(phases, data, accelerator))
+            pictures = f"{len(data.train)} pictures to learn from, {len(data.val)} to be judged on ({self.note})"
+            log.say(f"{pictures}; processes: {accelerator.num_processes}, on {accelerator.device.type}")
+        accelerator.wait_for_everyone()
+        write = model_writer(self.model, log.say)
+        return Session(
+            self.model, objective, phases, data, self.run, self.out, accelerator, log, write, teacher=teacher
+        )
+
+    def _description(self, phases: Sequence[Phase], data: Data, accelerator: Accelerator) -> dict[str, Any]:
+        what = {
+            "attention": self.attention or getattr(self.model, "attention", None),
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "pictures": [len(data.train), len(data.val)],
+            "classes": data.classes,
+            "size": list(data.size),
+            "phases": [dataclasses.asdict(phase) | {"losses": dict(phase.losses)} for phase in phases],
+        }
+        how = {"data": str(self.data), "run": dataclasses.asdict(self.run), "processes": accelerator.num_processes}
+        return {"what": what, "how": how, "stamp": stamp(accelerator.device)}
+
+
+def check_and_write(path: Path, description: dict[str, Any]) -> None:
+    """Write the run's description, unless the folder already holds a run of something else."""
+    new = json.loads(json.dumps(description))
+    if path.is_file():
+        try:
+            old = json.loads(path.read_text())["what"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{str(path)!r} is damaged. Remove it, or give another --out") from None
+        found = differences(old, new["what"])
+        if found:
+            raise UserError(
+                f"{str(path.parent)!r} holds a run of something else: {'; '.join(found[:4])}. "
+                "Give the same words to resume it, or another --out"
+            )
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(new, indent=1) + "\n")
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """Every place where two JSON values differ, as `name: old → new`."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [*old, *(name for name in new if name not in old)]
+        return [d for n in names for d in differences(old.get(n), new.get(n), f"{where}.{n}".lstrip("."))]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return [d for i, (a, b) in enumerate(zip(old, new, strict=True)) for d in differences(a, b, f"{where}.{i}")]
+    return [] if old == new else [f"{where}: {old} → {new}"]
+
+
+def model_writer(model: nn.Module, say: Callable[[str], None]) -> Callable[[nn.Module, Path], None]:
+    """How to write this model: in a file that knows its own architecture, or as bare weights where none can."""
+    try:
+        blueprint(model)
+    except UserError as error:
+        say(f"only bare weights will be saved: {error}")
+        return _save_weights
+    return save
+
+
+def _save_weights(model: nn.Module, path: Path) -> None:
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    with atomic(path) as temporary:
+        save_file(tensors, temporary)
+
+
+def finish(session: Session) -> Result:
+    """Run the session, alone in its folder, and say how it ended."""
+    main = session.accelerator.is_main_process
+    learns = {name: parameter.requires_grad for name, parameter in session.model.named_parameters()}
+    try:
+        if main:
+            with only_run(session.out):
+                progress = session.fit()
+        else:
+            progress = session.fit()
+    finally:
+        for name, parameter in session.model.named_parameters():
+            parameter.requires_grad_(learns[name])
+    finished = progress.finished
+    if main and not draw_curves(session.out):
+        session.log.say("no curves.png: matplotlib is not installed")
+    if not finished:
+        session.log.say(f"stopped after step {progress.total}. Run the same command again to continue")
+    return Result(session.out, finished, progress.total, progress.best, progress.metrics)
