@@ -10,7 +10,7 @@ import timm
 from ..attention import parse
 from ..errors import UserError
 from .describe import Description, describe, describes, differences
-from .rebuild import find_sites, name_of
+from .rebuild import exchangeable, find_sites, name_of
 from .resize import input_size, resize
 
 
@@ -33,7 +33,10 @@ class Blueprint:
         if self.description.host != "timm":
             return self.description.build([parse(text or "full") for text in self.attention])
         model = _by_name(**self.description.arguments)
-        for site, text in zip(find_sites(model), self.attention, strict=True):
+        sites = find_sites(model)
+        if len(sites) != len(self.attention):
+            raise UserError(f"{name_of(model)} has {len(sites)} layers, not {len(self.attention)}")
+        for site, text in zip(sites, self.attention, strict=True):
             if text is not None and str(site.spec) != text:
                 site.put(site.make(parse(text)))
         return model
@@ -45,10 +48,10 @@ def blueprint(model: Any) -> Blueprint:
         description = describe(model)
         return Blueprint(description, tuple(str(getattr(b.attn, "spec", "full")) for b in model.blocks))
     name = name_of(model)
-    if not timm.is_model(name):
+    if not timm.is_model(name) or not exchangeable(model):
         raise UserError(
-            f"this {type(model).__name__} cannot be saved: a file could not say how to build it again, because it was "
-            "not built by a name timm knows"
+            f"this {type(model).__name__} cannot be saved: a file can describe timm's VisionTransformer, and other "
+            "models that attendless converts if they were built by a name timm knows"
         )
     arguments = {"name": name, "num_classes": _classes(model), "size": list(input_size(model))}
     specs = [site.spec for site in find_sites(model)]

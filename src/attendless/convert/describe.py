@@ -111,7 +111,7 @@ def _values(module: nn.Module) -> dict[str, Any]:
     """A module's public attributes that are plain values."""
     if isinstance(module, _ABSENT_IN_EVAL):
         return {}
-    skip = {"training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training"}
+    skip = {"training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training", "init_values"}
     plain = (bool, int, float, str, tuple)
     return {k: v for k, v in vars(module).items() if isinstance(v, plain) and k[0] != "_" and k not in skip}
 
@@ -150,8 +150,8 @@ def _arguments(model: Any) -> dict[str, Any]:
         "scale_attn_norm": _present(attn.norm),
         "scale_mlp_norm": _present(getattr(mlp, "norm", nn.Identity())),
         "proj_bias": attn.proj.bias is not None,
-        # Only whether there is a LayerScale matters here: its values are weights.
-        "init_values": 1e-5 if _present(block.ls1) else None,
+        # What matters is whether there is a LayerScale: its values are weights.
+        "init_values": getattr(block.ls1, "init_values", 1e-5) if _present(block.ls1) else None,
         "class_token": model.cls_token is not None,
         "pos_embed": "none" if model.pos_embed is None else "learn",
         "no_embed_class": model.no_embed_class,

@@ -1,9 +1,9 @@
 """timm's Swin, PVT v2 and XCiT: attentions that need nothing from other layers, put into timm's own model.
 
-Their blocks do not pass a context, so each exchanged block makes its own from the grid it is called with. Swin's blocks
-then attend over the stage's whole grid rather than in windows, PVT v2's without spatial reduction of keys, XCiT's over
-tokens rather than channels, unless the attention put there does so itself. Weights that have no place there (relative
-position biases, reductions, temperatures) are dropped, so these conversions want training; the report says which.
+Their blocks do not pass a context, so each exchanged block makes its own from the grid it is called with, and attends
+over the whole grid of its stage as the attention put there sees fit. `window+window:shift=3`, `reduced:ratio=8/…` and
+`xca` are what these models had and compute the same as before; with other attentions, weights that find no place
+(relative position biases, reductions, temperatures) are dropped and the model wants training. The report says which.
 """
 
 from __future__ import annotations
@@ -183,8 +183,8 @@ class FamilySite:
     def weights(self) -> dict[str, Tensor]:
         found = dict(self.attn.state_dict())
         if isinstance(self.attn, PvtAttention):
-            # Its keys' norm shares a name with our norm of the output, which is another thing.
-            found |= {f"reduction.{name}": found.pop(name) for name in list(found) if name.startswith("norm.")}
+            # `norm` is the contract's name for a norm of the output; this one is of the reduced keys.
+            found |= {f"sr_{name}": found.pop(name) for name in list(found) if name.startswith("norm.")}
             for end in ("weight", "bias"):
                 if f"q.{end}" in found:
                     found[f"qkv.{end}"] = torch.cat([found.pop(f"q.{end}"), found.pop(f"kv.{end}")])

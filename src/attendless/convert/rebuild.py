@@ -78,12 +78,17 @@ def host_copy(model: Any) -> Any:
     """A copy of `model`, computing the same, whose attentions can be exchanged."""
     if huggingface.supports(model):
         return huggingface.columnar(model)
-    if isinstance(model, ColumnarHost | Pyramid) or families.supports(model):
+    if exchangeable(model):
         return copy.deepcopy(model)
     if isinstance(model, VisionTransformer):
         return _take_over(describe(model).build(), model)
     supported = ["timm's VisionTransformer", "attendless models", *families.NAMES, *huggingface.NAMES]
     raise UserError(f"{type(model).__name__} is not supported. There are: {', '.join(supported)}")
+
+
+def exchangeable(model: nn.Module) -> bool:
+    """Whether the attentions of `model` can be exchanged as it stands."""
+    return isinstance(model, ColumnarHost | Pyramid) or families.supports(model)
 
 
 def find_sites(host: Any) -> list[Site]:

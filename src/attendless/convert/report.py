@@ -42,7 +42,7 @@ class LayerReport:
     def as_dict(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         weights = {key: list(fields[key]) for key in ("copied", "new", "dropped")}
-        macs = {"before": self.before.as_dict(), "after": self.after.as_dict()}
+        macs = {"macs_before": fields.pop("before").as_dict(), "macs": fields.pop("after").as_dict()}
         return {**fields, **weights, **macs, "attention_share": self.share, "cap": self.cap}
 
 
@@ -100,7 +100,8 @@ class Report:
             "size": list(self.size),
             "attention_share": self.before.core / self.before.total,
             "cap": self.cap,
-            "macs": {"before": self.before.as_dict(), "after": self.after.as_dict()},
+            "macs_before": self.before.as_dict(),
+            "macs": self.after.as_dict(),
             "weights_elsewhere": self.elsewhere,
             "difference": dataclasses.asdict(self.difference) if self.difference else None,
             "layers": [layer.as_dict() for layer in self.layers],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from timm.layers import resample_abs_pos_embed
+from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
@@ -26,7 +27,7 @@ def resize(model: Any, size: tuple[int, int]) -> None:
     if hasattr(model, "set_input_size"):
         _check_patches(model.patch_embed, size)
         before = model.patch_embed.grid_size
-        model.set_input_size(img_size=size)
+        model.set_input_size(img_size=size, **_windows(model))
         if isinstance(model, VisionTransformer):
             _resample_same_count(model, before)
     # A model without a size of its own takes any; what evaluates it learns the size here.
@@ -47,6 +48,15 @@ def as_dict(cfg: Any) -> dict[str, Any]:
     """timm's `pretrained_cfg`, which is a dict, a dataclass or missing, as a dict of what it says."""
     found = dict(cfg) if isinstance(cfg, dict) else vars(cfg) if cfg is not None else {}
     return {key: value for key, value in found.items() if value is not None}
+
+
+def _windows(model: Any) -> dict[str, Any]:
+    """Swin keeps the windows it was trained with; timm would scale them with the image."""
+    if not isinstance(model, SwinTransformer):
+        return {}
+    stages: Any = model.layers
+    found = [block.window_size for stage in stages for block in stage.blocks if hasattr(block, "window_size")]
+    return {"window_size": max(found, default=(7, 7))}
 
 
 def _check_patches(embed: Any, size: tuple[int, int]) -> None:

@@ -84,5 +84,5 @@ def _unknown(name: str) -> UserError:
     if "/" in name or name.endswith(".safetensors"):
         return UserError(f"model {name!r}: no such file, and no such name in timm")
     close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
-    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    hint = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     return UserError(f"unknown model {name!r}: neither a file nor a name timm knows.{hint}")
