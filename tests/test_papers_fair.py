@@ -38,6 +38,14 @@ def test_the_explanations_hold(rows: list[Row]) -> None:
         assert f"{(row.ours - vectors) / 1e6:.2f}" == row.paper  # type: ignore[operator]
 
 
+def test_the_damaged_digits_fit_the_printed_ratios(rows: list[Row]) -> None:
+    flops = {row.row: float(row.paper) for row in rows if row.quantity == "FLOPs"}
+    for name, ratio in (("XCA+LPI-4", "0.51"), ("Columnar-14", "0.69"), ("Columnar-16", "0.52")):
+        fitting = [first for first in range(10) if f"{(first + flops[name] % 1) / flops['SA-4']:.2f}" == ratio]
+        assert fitting == [int(flops[name])]
+        assert ratio in next(row.note for row in rows if (row.row, row.quantity) == (name, "FLOPs"))
+
+
 def pyramid_by_hand(patch: int) -> tuple[int, int]:
     """Parameters and fvcore operations of the comparison's pyramid under full attention, by closed formula."""
     side, dim = 224 // patch, 96

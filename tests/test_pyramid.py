@@ -133,6 +133,17 @@ def test_pretrained_weights_load_under_any_attention(tmp_path: Path, caplog: pyt
     assert "relative_position_bias_table" in caplog.text
 
 
+@pytest.mark.data
+def test_real_weights_load_by_name(data_dir: Path) -> None:
+    file = data_dir / "weights" / "deit_tiny_patch16_224.safetensors"
+    found = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(file)}, "img_size": (160, 192)}
+    theirs = timm.create_model("deit_tiny_patch16_224", **found).eval()
+    ours = timm.create_model("columnar_tiny_patch16_224", attention="window:size=12,bias=false", **found).eval()
+    x = torch.randn(1, 3, 160, 192)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x), atol=1e-4, rtol=0)
+
+
 def test_reads_the_authors_names_of_pvt() -> None:
     ours = small(STYLES["pvt"])
     linear = ["norm1", "attn.q", "attn.kv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2"]
@@ -423,6 +434,7 @@ def test_compiles_whole(name: str) -> None:
     [
         ({"attention": "window/full"}, "names 2 parts, but the model has 4 stages with 8 layers"),
         ({"attention": "wimdow"}, "Did you mean 'window'"),
+        ({"attention": [[]] * 4}, "expected \\[2, 1, 3, 2\\]"),
         ({"depths": (1, 2)}, "must name the same stages"),
         ({"positions": "fourrier"}, "Did you mean 'fourier'"),
         ({"embedding": "conv"}, "merge, overlap, patch"),

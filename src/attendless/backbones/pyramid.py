@@ -24,8 +24,8 @@ from .stem import Merge, shrink, to_map
 class Pyramid(nn.Module):
     """`attention` is one spec for all stages, one per stage (`window/window/full/full`), or one per layer.
 
-    `style` are the fields of `Style`. Images of any size are taken, unless an attention is tied to its grid: then
-    `set_input_size` moves the model to another.
+    `style` are the fields of `Style`. Images of any size are taken; weights that are tied to a grid, such as learned
+    positions, are resampled on the fly, or once and for all by `set_input_size`.
     """
 
     stages: Any
@@ -55,6 +55,10 @@ class Pyramid(nn.Module):
             )
         look = Style(**style)
         specs = expand_stages(attention, depths) if isinstance(attention, str) else attention
+        if [len(stage) for stage in specs] != list(depths):
+            raise UserError(
+                f"attentions for {[len(stage) for stage in specs]} layers were given, expected {list(depths)}"
+            )
         ratios = to_ntuple(len(depths))(mlp_ratios)
         # Stochastic depth grows evenly over the layers, whatever stage they are in.
         layers = iter(range(sum(depths)))
