@@ -1,8 +1,11 @@
 """Vision Transformers that attend less, and are measurably faster for it."""
 
 from .attention import Attention, Context, Grid, Options, attentions, create, load_plugin, option, register
-from .backbones import Columnar
+from .backbones import Columnar, Pyramid
+from .convert import convert, load, open_model, save
 from .errors import UserError
+from .measure.bench import bench
+from .measure.tune import tune
 
 __version__ = "0.1.0"
 
@@ -12,10 +15,17 @@ __all__ = [
     "Context",
     "Grid",
     "Options",
+    "Pyramid",
     "UserError",
     "attentions",
+    "bench",
+    "convert",
     "create",
+    "load",
     "load_plugin",
+    "open_model",
     "option",
     "register",
+    "save",
+    "tune",
 ]
