@@ -11,6 +11,7 @@ _HOMES = {
     "Recipe": "recipe",
     "Result": "training",
     "Run": "recipe",
+    "distill": "distilling",
     "open_data": "data",
     "train": "training",
 }

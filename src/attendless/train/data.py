@@ -124,18 +124,14 @@ def open_data(where: str | Path, split: Split = "val") -> Source:
 def open_splits(where: str | Path, hold_out: int = 10) -> tuple[Source, Source, str]:
     """Training and validation images, and a note on how they were told apart.
 
-    Where a folder has no splits of its own, every `hold_out`-th image of each class is kept for validation.
+    Where a folder has no splits of its own, every `hold_out`-th image is kept for validation.
     """
     train, val = open_data(where, "train"), open_data(where, "val")
     if isinstance(train, Files) and train == val:
-        rank: dict[int, int] = {}
-        held = []
-        for index, label in enumerate(train.labels):
-            rank[label] = rank.get(label, -1) + 1
-            if rank[label] % hold_out == hold_out - 1:
-                held.append(index)
-        if not held:
+        if len(train) < hold_out:
             raise UserError(f"--data {str(where)!r} has no val folder, and too few images to hold some out")
+        # Files are sorted by class, so this takes of each class its share.
+        held = range(hold_out // 2, len(train), hold_out)
         rest = sorted(set(range(len(train))) - set(held))
         return train.subset(rest), train.subset(held), f"no val folder: every {hold_out}th image is held out"
     return train, val, "the data's own splits"

@@ -27,13 +27,14 @@ def evaluate(
     model.eval()
     device = accelerator.device
     right, right5, agree, loss, images, skipped = torch.zeros(6, dtype=torch.float64, device=device).unbind()
+    classes = 0
     for pixels, labels, bad in loader:
         skipped = skipped + len(bad)
         if pixels is None:
             continue
         pixels, labels = pixels.to(device), labels.to(device)
         logits = model(pixels).float()
-        images = images + len(labels)
+        images, classes = images + len(labels), logits.shape[1]
         if labelled:
             ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
             right, right5 = right + ranked[:, 0].sum(), right5 + ranked.any(dim=1).sum()
@@ -47,7 +48,7 @@ def evaluate(
     found: dict[str, Any] = {"images": int(images), "skipped": int(skipped)}
     if labelled and images:
         found |= {"top1": 100 * right / images, "val_loss": loss / images}
-        if logits.shape[1] > 5:
+        if classes > 5:
             found["top5"] = 100 * right5 / images
     if teacher is not None and images:
         found["agreement"] = agree / images

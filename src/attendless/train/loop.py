@@ -55,7 +55,9 @@ class Data:
     size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    #: How many answers the model chooses from, and whether the labels are among them.
     classes: int
+    labelled: bool = True
 
 
 @dataclasses.dataclass
@@ -234,7 +236,7 @@ class PhaseLoop:
         row = self._row("epoch", sum(means.values()), speed) | means
         epoch = progress.step // self.per_epoch
         if epoch % self.recipe.eval_every == 0 or progress.step == self.steps:
-            labelled = bool(session.data.val.classes)
+            labelled = session.data.labelled
             found = evaluate(self.average.model, judge, self.accelerator, labelled=labelled, teacher=session.teacher)
             row |= found
             score = found["top1"] if labelled else found.get("agreement", -row["loss"])

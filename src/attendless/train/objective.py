@@ -7,11 +7,13 @@ computation: `objective(images, targets) -> {term: weighted loss}`. The loss is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ..attention import Context
 
 
 class Supervised(nn.Module):
@@ -22,20 +24,33 @@ class Supervised(nn.Module):
         self.model, self.weights = model, dict(weights)
 
     def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        logits, _, extra = outputs(self.model, images)
-        return weighted({"label": soft_cross_entropy(logits, targets), **extra}, self.weights)
+        found = outputs(self.model, images)
+        return weighted({"label": soft_cross_entropy(found.logits, targets), **found.extra}, self.weights)
 
 
-def outputs(model: Any, images: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Logits [B, classes], the tokens they were read from, and extra losses; any timm model will do."""
-    if not hasattr(model, "forward_context"):
-        features = model.forward_features(images)
-        return model.forward_head(features), features, {}
-    features, context = model.forward_context(images)
+class Output(NamedTuple):
+    """What a model gives: logits [B, classes], the features they were read from, and what the attentions left."""
+
+    logits: Tensor
+    features: Tensor
+    context: Context | None
+    extra: dict[str, Tensor]
+
+
+def outputs(model: Any, images: Tensor) -> Output:
+    """Run a model; any of timm's will do, but only ours have a context."""
+    if hasattr(model, "forward_context"):
+        return collect(model, *model.forward_context(images))
+    features = model.forward_features(images)
+    return Output(model.forward_head(features), features, None, {})
+
+
+def collect(model: Any, features: Tensor, context: Context) -> Output:
+    """Read the logits off the features, and add up the extra losses of each name."""
     extra: dict[str, Tensor] = {}
     for name, value in context.losses:
         extra[name] = extra[name] + value if name in extra else value
-    return model.forward_head(features), features, extra
+    return Output(model.forward_head(features), features, context, extra)
 
 
 def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from ..errors import UserError, unknown
 from ..measure.stamp import stamp
 from ..storage import atomic
 from .augment import randomness
-from .data import open_splits
+from .data import Source, open_splits
 from .log import Log, draw_curves
 from .loop import Data, Phase, Session
 from .objective import Supervised
@@ -97,11 +97,11 @@ def settle(text: str | Recipe, fields: Mapping[str, Any]) -> Recipe:
     return dataclasses.replace(recipe(text), **fields)
 
 
-def as_model_wants(model: nn.Module, train: Any, val: Any, chosen: Recipe) -> Data:
+def as_model_wants(model: Any, train: Source, val: Source, chosen: Recipe, *, labelled: bool = True) -> Data:
     """Pictures in the size and with the mean and deviation that the model was made for."""
     config = resolve_model_data_config(model)
     size = chosen.height_width or input_size(model)
-    return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), max(1, len(train.classes)))
+    return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), model.num_classes, labelled)
 
 
 def set_drop(model: nn.Module, chosen: Recipe) -> None:

@@ -1,0 +1,120 @@
+"""Distillation: a student that attends less learns to answer as its teacher does.
+
+The loss is a weighted sum of terms, any of which may be left out:
+
+    label    cross-entropy with the labels (needs labelled pictures)
+    logits   KL(teacher ‖ student) of the softened answers, × temperature²
+    tokens   mean squared difference of the patch tokens after the last norm, over the tokens the student kept
+    maps     squared difference of the attention maps, summed over keys, averaged over queries, heads and layers
+    extra    whatever the student's attentions ask to be minimised, through the context
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ..attention import Context
+from ..backbones.columnar import ColumnarHost
+from ..errors import UserError
+from .objective import Output, collect, outputs, soft_cross_entropy, weighted
+
+
+class Distillation(nn.Module):
+    """The losses of one phase. The teacher is not a submodule: it is neither trained, saved nor synchronised."""
+
+    def __init__(self, student: nn.Module, weights: Mapping[str, float], teacher: nn.Module) -> None:
+        super().__init__()
+        self.model, self.weights = student, dict(weights)
+        self.temperature = self.weights.pop("temperature", 1.0)
+        self._teacher = (teacher,)
+        if self.weights.get("maps") and not (isinstance(student, ColumnarHost) and isinstance(teacher, ColumnarHost)):
+            raise UserError("the maps loss goes through both models layer by layer: it needs columnar models")
+
+    def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        teacher, terms = self._teacher[0], dict[str, Tensor]()
+        if self.weights.get("maps"):
+            student_out, teacher_out, terms["maps"] = in_lockstep(self.model, teacher, images)
+        else:
+            student_out = outputs(self.model, images)
+            with torch.no_grad():
+                teacher_out = outputs(teacher, images)
+        if self.weights.get("label"):
+            terms["label"] = soft_cross_entropy(student_out.logits, targets)
+        if self.weights.get("logits"):
+            terms["logits"] = divergence(student_out.logits, teacher_out.logits, self.temperature)
+        if self.weights.get("tokens"):
+            terms["tokens"] = token_difference(student_out, teacher_out)
+        return weighted({**terms, **student_out.extra}, self.weights)
+
+
+def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL(teacher ‖ student) × T², averaged over the batch; the factor keeps gradients of one size."""
+    student, teacher = (F.log_softmax(logits.float() / temperature, dim=-1) for logits in (student, teacher))
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+
+
+def token_difference(student: Output, teacher: Output) -> Tensor:
+    """Mean squared difference of patch tokens [B, N, C]; where the student dropped some, over those it kept."""
+    ours, theirs = student.features, teacher.features
+    if student.context is not None and teacher.context is not None:
+        ours, theirs = ours[:, student.context.grid.prefix :], theirs[:, teacher.context.grid.prefix :]
+        cells = student.context.grid.cells
+        if cells is not None:
+            theirs = theirs.gather(1, cells[..., None].expand(-1, -1, theirs.shape[-1]))
+    if ours.shape != theirs.shape:
+        raise UserError(f"the tokens loss compares like with like: {tuple(ours.shape)} and {tuple(theirs.shape)}")
+    return F.mse_loss(ours.float(), theirs.float())
+
+
+def in_lockstep(student: Any, teacher: Any, images: Tensor) -> tuple[Output, Output, Tensor]:
+    """Run both models layer by layer; return what each gives, and the difference of their maps.
+
+    A layer's maps exist only while that layer is compared. They are computed again for the backward pass, so no more
+    than one layer's maps are ever in memory, and only the tokens that enter each layer are kept.
+    """
+    differences = []
+    ours, theirs = layers(student, images), layers(teacher, images)
+    while True:
+        block, x, context = next(ours)
+        with torch.no_grad():
+            other, y, teacher_context = next(theirs)
+        if (block is None) != (other is None):
+            raise UserError("the maps loss compares layer with layer: student and teacher have different depths")
+        if block is None:
+            break
+        compared = (block, x, context, other, y, teacher_context)
+        differences.append(checkpoint(map_difference, *compared, use_reentrant=False))
+    with torch.no_grad():
+        taught = collect(teacher, y, teacher_context)
+    return collect(student, x, context), taught, torch.stack(differences).mean()
+
+
+def layers(model: Any, images: Tensor) -> Iterator[tuple[Any, Tensor, Context]]:
+    """Each block with the tokens and the context that enter it; then None with what leaves the model's last norm."""
+    x, context = model.embed(images)
+    blocks = list(model.blocks)
+    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
+        context = context.replace(wants=frozenset() if after is None else after.attn.reads)
+        yield block, x, context
+        x, context = block(x, context)
+    yield None, model.norm(x), context
+
+
+def map_difference(
+    student: Any, x: Tensor, context: Context, teacher: Any, y: Tensor, teacher_context: Context
+) -> Tensor:
+    """Σ over keys of the squared difference of two layers' maps [B, H, N, N], averaged over the rest."""
+    with torch.no_grad():
+        target = teacher.attn.map(teacher.norm1(y), teacher_context)
+    # A mechanism that learns which keys matter may offer a map through which that choice can be trained.
+    learn = getattr(student.attn, "predicted_map", student.attn.map)
+    found = learn(student.norm1(x), context)
+    if found.shape != target.shape:
+        raise UserError(f"the maps loss compares like with like: {tuple(found.shape)} and {tuple(target.shape)}")
+    return (found - target).square().sum(-1).mean()

@@ -1,0 +1,48 @@
+"""Teach a model that attends less to answer as the model it was made from: from its answers, its last tokens, its
+attention maps, and from labels if there are any. The same command on the same folder continues where it stopped.
+
+examples:
+  attendless distill deit_tiny_patch16_224 --weights deit.safetensors --attention foveal:keep=0.1 --data photos --out runs/foveal
+  attendless distill deit_tiny_patch16_224 --weights deit.safetensors --attention linformer --data photos --out runs/lin --phase new:epochs=1 --phase all:epochs=3,tokens=1
+"""  # noqa: E501 (commands are to be copied whole)
+
+from __future__ import annotations
+
+import argparse
+
+from . import fields, words
+from .train import common, prepare, report
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    from attendless.train.distilling import PLANS
+    from attendless.train.recipe import Recipe
+
+    common(parser)
+    words.attention(parser, many=False, required=True)
+    names = ", ".join(PLANS)
+    parser.add_argument("--recipe", metavar="R", default="imitate", help=f"plan of phases: {names} (default: imitate)")
+    parser.add_argument(
+        "--phase", metavar="P", action="append", default=[],
+        help="change one phase's recipe fields or loss weights (label, logits, tokens, maps, extra, temperature), "
+        "such as all:epochs=3,tokens=1; may be repeated",
+    )  # fmt: skip
+    fields.add(parser, "recipe fields, for every phase", Recipe)
+
+
+def run(args: argparse.Namespace) -> int:
+    from attendless.train import Recipe, distill
+
+    result = distill(
+        args.model,
+        args.data,
+        attention=args.attention,
+        weights=args.weights,
+        pretrained=args.pretrained,
+        plan=args.recipe,
+        change=dict(text.partition(":")[::2] for text in args.phase),
+        out=args.out,
+        run=prepare(args),
+        **fields.given(args, Recipe),
+    )
+    return report(args, result)

@@ -1,0 +1,79 @@
+"""Train a model on a folder of images and leave weights, metrics, curves and the recipe in a folder. The same command
+on the same folder continues where it stopped, bit for bit. Under torchrun it runs on many processes.
+
+examples:
+  attendless train deit_tiny_patch16_224 --data scenes --recipe quick --size 64 --out runs/first
+  attendless train deit_tiny_patch16_224 --attention foveal:keep=0.25 --data imagenette --recipe quick --size 160 --out runs/foveal
+  torchrun --nproc_per_node 8 -m attendless train deit_small_patch16_224 --data imagenet --recipe deit --out runs/deit
+"""  # noqa: E501 (commands are to be copied whole)
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from . import fields, output, words
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    from attendless.train.recipe import RECIPES, Recipe, summary
+
+    common(parser)
+    words.attention(parser, many=False)
+    recipes = "; ".join(f"{name}: {summary(name)}" for name in RECIPES)
+    parser.add_argument("--recipe", metavar="R", default="quick", help=f"{recipes} (default: quick)")
+    fields.add(parser, "the recipe's fields", Recipe)
+
+
+def common(parser: argparse.ArgumentParser) -> None:
+    """The words that `train` and `distill` share."""
+    from attendless.train.recipe import Run
+
+    words.model(parser)
+    parser.add_argument(
+        "--data", metavar="DIR", required=True, help="folder of images, `scenes`, or torchvision's NAME@DIR"
+    )
+    parser.add_argument(
+        "--out", metavar="DIR", required=True, help="folder for weights and metrics; a run in it is resumed"
+    )
+    words.threads(parser)
+    words.json(parser)
+    fields.add(parser, "how it is run", Run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from attendless.train import Recipe, train
+
+    result = train(
+        args.model,
+        args.data,
+        attention=args.attention,
+        recipe=args.recipe,
+        out=args.out,
+        weights=args.weights,
+        pretrained=args.pretrained,
+        run=prepare(args),
+        **fields.given(args, Recipe),
+    )
+    return report(args, result)
+
+
+def prepare(args: argparse.Namespace) -> Any:
+    """Set the threads, and read how the run is to be carried out."""
+    import torch
+
+    from attendless.train import Run
+
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    return Run(**fields.given(args, Run))
+
+
+def report(args: argparse.Namespace, result: Any) -> int:
+    row = {"model": args.model, "attention": args.attention, "data": args.data, "out": str(result.out)}
+    row |= {"steps": result.steps, "finished": result.finished, "best": result.best, **result.metrics}
+    output.write_json(args.json, {"rows": [row]})
+    if not result.finished:
+        return 130
+    print(f"best {result.best:.4g} · {result.out}/best.safetensors" if result.best is not None else str(result.out))
+    return 0
