@@ -53,7 +53,9 @@ def _register(name: str, model: Model) -> None:
 
     entry.__name__ = entry.__qualname__ = name
     theirs = get_pretrained_cfg(model.weights) if model.weights else None
-    default_cfgs[name] = {**(theirs.to_dict() if theirs else _IMAGENET), **_LAYERS}
+    # Pyramids take images of any size, also where timm's own do not.
+    ours = {**_LAYERS, "fixed_input_size": not issubclass(model.host, Pyramid)}
+    default_cfgs[name] = {**(theirs.to_dict() if theirs else _IMAGENET), **ours}
     register_model(entry)
 
 
