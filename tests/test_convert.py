@@ -216,6 +216,13 @@ def test_sizes_of_any_aspect_resample_positions_as_timm_does(size: tuple[int, in
     assert tuple(ours.pretrained_cfg["input_size"]) == (3, *size)
 
 
+def test_only_what_was_trained_counts_as_lost() -> None:
+    model = convert(build("vit_tiny_patch16_224", img_size=64), "bigbird", layers="0", below_breakeven="keep")
+    assert dict(model.blocks[0].attn.named_buffers())  # the drawn pattern is no weight
+    _, report = convert_with_report(convert(model, "linformer:keys=4", layers="1", below_breakeven="keep"), "full")
+    assert [row.dropped for row in report.layers] == [(), ("down",)]
+
+
 def test_an_attentions_own_weights_follow_the_size() -> None:
     model = convert(build("vit_tiny_patch16_224", img_size=64), "linformer:keys=4", below_breakeven="keep")
     larger = convert(model, "linformer:keys=4", size=(96, 64), below_breakeven="keep")
@@ -328,3 +335,45 @@ def _entry(name: str, arguments: dict[str, object]):
 def test_opening_what_does_not_exist(name: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         open_model(name)
+
+
+@pytest.mark.slow
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "name",
+    [
+        "vit_small_patch14_reg4_dinov2",
+        "deit3_small_patch16_224",
+        "vit_base_patch16_clip_224",
+        "vit_base_patch16_siglip_224",
+        "deit_tiny_distilled_patch16_224",
+    ],
+)
+def test_the_models_people_have_at_their_own_size(name: str, tmp_path) -> None:
+    model = timm.create_model(name).eval()
+    x = torch.randn(1, 3, 224, 224)
+    if "dinov2" in name:
+        resize(model, (224, 224))
+    exact = convert(model, "foveal:keep=1", below_breakeven="keep")
+    torch.testing.assert_close(exact(x), model(x), atol=1e-4, rtol=1e-4)
+    sparse = convert(model, "foveal:keep=0.1", below_breakeven="keep")
+    save(sparse, tmp_path / "m.safetensors")
+    assert torch.equal(load(tmp_path / "m.safetensors")(x), sparse(x))
+
+
+@pytest.mark.slow
+def test_every_vision_transformer_of_timm_is_described_or_refused_by_name() -> None:
+    homes = [f"timm.models.{name}" for name in ("vision_transformer", "deit", "vision_transformer_hybrid")]
+    refused = {}
+    names = [name for name in timm.list_models() if timm.model_entrypoint(name).__module__ in homes]
+    for name in names:
+        with torch.device("meta"):
+            model = timm.create_model(name)
+        try:
+            describe(model)
+        except UserError as error:
+            refused[name] = str(error)
+    reasons = ("HybridEmbed", "ParallelScalingBlock", "ParallelThingsBlock", "ResPostBlock", "DiffAttention")
+    assert all(any(reason in text for reason in (*reasons, "DiffParallel")) for text in refused.values()), refused
+    assert len(names) > 150
+    assert len(refused) < 30

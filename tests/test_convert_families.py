@@ -1,4 +1,4 @@
-"""timm's Swin, PVT v2 and XCiT: what they had, put back as ours, computes the same; anything else is told."""
+"""timm's Swin, PVT v2 and XCiT, and our own pyramids: what they had, put back, computes the same; the rest is told."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attendless import UserError
+from attendless.backbones import Pyramid
 from attendless.convert import convert, convert_with_report, load, save
 from attendless.convert.rebuild import find_sites
 
@@ -114,3 +115,24 @@ def test_one_built_otherwise_than_by_its_name_cannot_be_saved(tmp_path) -> None:
     with pytest.raises(UserError, match=r"cannot be saved: it is not pvt_v2_b0 any more: head_drop is ReLU\(\)"):
         save(model, tmp_path / "m.safetensors")
     assert list(tmp_path.iterdir()) == []
+
+
+PYRAMIDS = {
+    "fair": {"attention": "full/window:size=2"},
+    "pvt": {"positions": "learned", "class_token": True, "embedding": "patch", "mlp_ratios": (8, 4)},
+    "pvt v2": {"embedding": "overlap", "positions": "none", "mlp": "conv_relu", "stage_norms": True, "qkv_bias": False},
+    "twins": {"embedding": "patch", "positions": "conv", "mlp": "conv", "norm_eps": 1e-5, "in_chans": 1},
+}
+
+
+@pytest.mark.parametrize("arguments", PYRAMIDS.values(), ids=PYRAMIDS)
+def test_our_pyramids_convert_resize_save_and_load(arguments: dict, tmp_path) -> None:
+    small = {"embed_dims": (16, 32), "depths": (1, 2), "num_heads": (1, 2), "num_classes": 3, "img_size": 32}
+    model = Pyramid(**{**small, **arguments}).eval()
+    ours = convert(model, "linformer:keys=4/full", size=(48, 40), below_breakeven="keep")
+    assert ours.attention == "linformer:keys=4/full"
+    save(ours, tmp_path / "m.safetensors")
+    loaded = load(tmp_path / "m.safetensors")
+    x = torch.randn(1, arguments.get("in_chans", 3), 48, 40)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), ours(x))

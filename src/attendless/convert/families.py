@@ -181,7 +181,7 @@ class FamilySite:
         return self.attn.spec if isinstance(self.attn, Attention) else None
 
     def weights(self) -> dict[str, Tensor]:
-        found = dict(self.attn.state_dict())
+        found = dict(self.attn.state_dict(keep_vars=True))
         if isinstance(self.attn, PvtAttention):
             # `norm` is the contract's name for a norm of the output; this one is of the reduced keys.
             found |= {f"sr_{name}": found.pop(name) for name in list(found) if name.startswith("norm.")}

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .describe import Description, ratio
+from .describe import Description
+from .read import ratio
 
 NAMES = (
     "Hugging Face's ViTModel",

@@ -142,7 +142,7 @@ def _exchange(site: Site, spec: Spec, below_breakeven: BelowBreakeven) -> LayerR
         reason,
         tuple(sorted(kept)),
         tuple(sorted({name for name, _ in ours.named_parameters()} - kept)),
-        tuple(sorted(weights.keys() - kept)),
+        tuple(sorted(name for name, value in weights.items() if isinstance(value, nn.Parameter) and name not in kept)),
         before,
         ours.macs(site.grid) + site.rest,
     )

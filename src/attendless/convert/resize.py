@@ -26,9 +26,9 @@ def resize(model: Any, size: tuple[int, int]) -> None:
     """Make `model` expect images of `size` (height, width), in place."""
     if hasattr(model, "set_input_size"):
         _check_patches(model.patch_embed, size)
-        before = model.patch_embed.grid_size
+        before = getattr(model.patch_embed, "grid_size", None)
         model.set_input_size(img_size=size, **_windows(model))
-        if isinstance(model, VisionTransformer):
+        if isinstance(model, VisionTransformer) and before is not None:
             _resample_same_count(model, before)
     # A model without a size of its own takes any; what evaluates it learns the size here.
     channels = next(m for m in model.modules() if isinstance(m, nn.Conv2d)).in_channels
@@ -60,8 +60,9 @@ def _windows(model: Any) -> dict[str, Any]:
 
 
 def _check_patches(embed: Any, size: tuple[int, int]) -> None:
-    patch, pads = embed.patch_size, getattr(embed, "dynamic_img_pad", False)
-    if any(s < p or (s % p and not pads) for s, p in zip(size, patch, strict=True)):
+    patch, pads = getattr(embed, "patch_size", None), getattr(embed, "dynamic_img_pad", False)
+    # Our pyramids pad, so they have no patch size to insist on.
+    if patch and any(s < p or (s % p and not pads) for s, p in zip(size, patch, strict=True)):
         raise UserError(f"size {size[0]}x{size[1]} is not a whole number of {patch[0]}x{patch[1]} patches")
 
 

@@ -29,7 +29,7 @@ class Site(Protocol):
         """Its spec, or None while it is the model's own kind."""
 
     def weights(self) -> dict[str, Tensor]:
-        """The weights of the attention that stands here, under our names."""
+        """The state of the attention that stands here, under our names; what is trained in it are `nn.Parameter`s."""
 
     def make(self, spec: Spec) -> Attention:
         """An attention that fits here, with every weight of the present one that it can use."""
@@ -57,7 +57,7 @@ class HostSite:
         return self.block.attn.spec
 
     def weights(self) -> dict[str, Tensor]:
-        return self.attn.state_dict()
+        return self.attn.state_dict(keep_vars=True)
 
     def make(self, spec: Spec) -> Attention:
         return frozen_alike(create_like(self.attn, spec, self.grid), self.attn)
