@@ -22,17 +22,18 @@ from .patterns import Pattern
 
 #: Rows share a product while the shortest list has at least this share of the longest one's keys.
 _ALIKE = 0.75
-#: Keys gathered at a time on a CPU: few enough that the copies stay in its cache and its allocator's pool.
-_GATHERED = 8192
+#: Keys gathered at a time on a CPU, so that the copies stay in its cache and its allocator's pool.
+_GATHERED = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bucket:
-    """Rows with about as many keys. Tokens are numbered head · N + token."""
+    """Rows with about as many keys, the longest first. Tokens are numbered head · N + token."""
 
     queries: Tensor  # int64 [R, a]
     keys: Tensor  # int64 [R, m]
-    real: Tensor | None  # bool [R, m]: which keys are no padding; None when all are
+    real: Tensor  # bool [R, m]: which keys are no padding
+    lengths: tuple[int, ...]  # how many are, per row
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,11 +48,14 @@ class Plan:
 def plan(pattern: Pattern, heads: int) -> Plan:
     """The plan of a pattern, as fresh tensors: kept ones could be fakes of a compiler that was tracing at the time."""
     everything, buckets, back = _plan(pattern, heads)
-    tensors = [
-        Bucket(torch.from_numpy(queries), torch.from_numpy(keys), None if real is None else torch.from_numpy(real))
-        for queries, keys, real in buckets
-    ]
-    return Plan(torch.from_numpy(everything), tuple(tensors), torch.from_numpy(back))
+    return Plan(
+        torch.from_numpy(everything),
+        tuple(
+            Bucket(torch.from_numpy(queries), torch.from_numpy(keys), torch.from_numpy(real), lengths)
+            for queries, keys, real, lengths in buckets
+        ),
+        torch.from_numpy(back),
+    )
 
 
 @lru_cache(maxsize=256)
@@ -63,29 +67,29 @@ def _plan(pattern: Pattern, heads: int) -> tuple[np.ndarray, list[tuple], np.nda
     whole = (lengths == N).all(axis=0)
     everything = blocks.order[np.repeat(whole, sizes)]
     rows = np.argwhere(~whole & (lengths > 0) & (sizes > 0))
-    rows = rows[np.argsort(-lengths[rows[:, 0], rows[:, 1]], kind="stable")]
+    rows = rows[np.argsort(-lengths[tuple(rows.T)], kind="stable")]
 
     back = np.full(heads * N, -1)
     back.reshape(heads, N)[:, everything] = np.arange(heads * len(everything)).reshape(heads, -1)
     done, buckets = heads * len(everything), []
-    for group in _alike(rows, [lengths[h, g] for h, g in rows]):
-        queries, is_query = _pad([h * N + blocks.order[blocks.starts[g] : blocks.starts[g + 1]] for h, g in group])
-        keys, is_key = _pad([h * N + blocks.order[np.repeat(sees[h, g], sizes)] for h, g in group])
-        back[queries[is_query]] = done + np.flatnonzero(is_query)
-        buckets.append((queries, keys, None if is_key.all() else is_key))
+    for group in np.split(rows, _cuts(lengths[tuple(rows.T)])) if len(rows) else []:
+        queries, asked = _pad([h * N + blocks.order[blocks.starts[g] : blocks.starts[g + 1]] for h, g in group])
+        keys, real = _pad([h * N + blocks.order[np.repeat(sees[h, g], sizes)] for h, g in group])
+        back[queries[asked]] = done + np.flatnonzero(asked)
         done += queries.size
+        buckets.append((queries, keys, real, tuple(real.sum(axis=1).tolist())))
     back[back < 0] = done
     return everything, buckets, back
 
 
-def _alike(rows: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
-    """Cut rows, longest first, where they become much shorter than the first of their group."""
-    cuts, longest = [], lengths[0] if lengths else 0
+def _cuts(lengths: np.ndarray) -> list[int]:
+    """Where lengths, longest first, become much shorter than the first of their group."""
+    cuts, longest = [], lengths[0]
     for number, length in enumerate(lengths):
         if length < _ALIKE * longest:
             cuts.append(number)
             longest = length
-    return np.split(rows, cuts) if len(rows) else []
+    return cuts
 
 
 def _pad(lists: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -98,6 +102,22 @@ def _pad(lists: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 def block_attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
     """q, k [B, H, N, D] and v [B, H, N, ·] → [B, H, N, ·]: each query attends to the keys its pattern shows it."""
+    # A CPU is quickest with copies that fit its cache: an image, and a few rows of it, at a time. A compiler would
+    # unroll those loops, and a GPU prefers large products: they take the batch and a whole bucket at once.
+    if q.device.type != "cpu" or torch.compiler.is_compiling():
+        return _gather_and_attend(q, k, v, plan, scale, dropout, at_once=None)
+    at_once = _GATHERED
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        # The gradient of a gather is as large as all there was to gather from: no more of them than pay.
+        at_once = max(_GATHERED, q.shape[1] * q.shape[2])
+    images = zip(q.split(1), k.split(1), v.split(1), strict=True)
+    return torch.cat([_gather_and_attend(*image, plan, scale, dropout, at_once) for image in images])
+
+
+def _gather_and_attend(
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, dropout: float, at_once: int | None
+) -> Tensor:
+    """Gather `at_once` keys (None: a bucket's) at a time, attend, and put the results in order."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
         mask = None if real is None else real[None, :, None, :]
@@ -113,11 +133,12 @@ def block_attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float
     results = [attend(q.index_select(2, plan.everything.to(device)), k, v)] if len(plan.everything) else []
     for bucket in plan.buckets:
         R, m = bucket.keys.shape
-        step = R if torch.compiler.is_compiling() or device.type != "cpu" else max(1, _GATHERED // (B * m))
+        step = R if at_once is None else max(1, at_once // m)
         for start in range(0, R, step):
             some = slice(start, start + step)
-            queries, keys = bucket.queries[some].to(device), bucket.keys[some].to(device)
-            real = None if bucket.real is None else bucket.real[some].to(device)
+            longest, shortest = bucket.lengths[some][0], bucket.lengths[some][-1]
+            queries, keys = bucket.queries[some].to(device), bucket.keys[some, :longest].to(device)
+            real = bucket.real[some, :longest].to(device) if shortest < longest else None
             results.append(attend(take(q_rows, queries), take(k_rows, keys), take(v_rows, keys), real))
-    results.append(v.new_zeros(B, 1, v.shape[-1], dtype=results[0].dtype if results else v.dtype))
-    return torch.cat(results, dim=1).index_select(1, plan.back.to(device)).unflatten(1, (H, N))
+    nothing = v.new_zeros(B, 1, v.shape[-1], dtype=results[0].dtype if results else v.dtype)
+    return torch.cat([*results, nothing], dim=1).index_select(1, plan.back.to(device)).unflatten(1, (H, N))
