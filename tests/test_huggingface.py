@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attendless import UserError
-from attendless.convert import convert, load, save
+from attendless.convert import convert, load, open_model, save
 from attendless.convert.huggingface import rename
 
 transformers = pytest.importorskip("transformers")
@@ -108,6 +108,22 @@ def test_older_key_names_mean_the_same() -> None:
     new, old = rename(weights), rename(older)
     assert new.keys() == old.keys()
     assert all(torch.equal(new[name], old[name]) for name in new)
+
+
+@torch.no_grad()
+def test_a_folder_is_opened_as_a_model(tmp_path) -> None:
+    theirs = tower("ViTForImageClassification", "ViTConfig", **MLP, num_labels=7)
+    theirs.save_pretrained(tmp_path / "vit")
+    (tmp_path / "vit" / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3]}')
+    ours = open_model(tmp_path / "vit", attention="foveal:keep=1")
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(ours(x), theirs(x).logits, atol=1e-5, rtol=1e-5)
+    assert ours.pretrained_cfg["mean"] == (0.1, 0.2, 0.3)
+    with pytest.raises(UserError, match=r"is not a model's folder: expected config\.json"):
+        open_model(tmp_path)
+    (tmp_path / "vit" / "model.safetensors").write_bytes(b"nothing")
+    with pytest.raises(UserError, match="cannot be opened"):
+        open_model(tmp_path / "vit")
 
 
 def test_what_cannot_be_converted_whole_says_what_can() -> None:

@@ -1,14 +1,16 @@
 """Hugging Face's ViT, DINOv2 (with and without registers) and CLIP vision towers → our columnar host, by key names.
 
-`transformers` itself is never imported: a model given as an object brings all that is needed. Both its older and its
-newer key names are known. What the converted model answers is, for a classifier, the logits; for CLIP with projection,
-the image embedding; otherwise the normed class token (`pooler_output`, or `last_hidden_state[:, 0]` of `ViTModel`).
+A model given as an object brings all that is needed, so `transformers` is imported only to open a folder. Its older and
+newer key names are both known. The converted model answers with the logits of a classifier, the image embedding of CLIP
+with projection, otherwise the normed class token (`pooler_output`, or `last_hidden_state[:, 0]` of `ViTModel`).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import timm.data
@@ -125,6 +127,35 @@ def _kind(weights: dict[str, Tensor]) -> str:
     if "norm_pre.weight" in weights:
         return "clip"
     return "dino" if "blocks.0.ls1.gamma" in weights else "vit"
+
+
+def open_folder(folder: Path) -> Any:
+    """A model saved by `save_pretrained` (config.json and safetensors), as our host with full attention."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError("opening a Hugging Face folder needs transformers: pip install 'attendless[hf]'") from None
+    try:
+        names = json.loads((folder / "config.json").read_text())["architectures"]
+    except (OSError, ValueError, KeyError):
+        raise UserError(
+            f"{str(folder)!r} is not a model's folder: expected config.json with its architecture"
+        ) from None
+    # A whole CLIP holds its vision tower.
+    name = "CLIPVisionModelWithProjection" if names == ["CLIPModel"] else names[0]
+    if name not in _CLASSES:
+        raise UserError(f"{str(folder)!r} holds a {name}: {_ELSEWHERE.get(name, 'not supported')}")
+    try:
+        model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    except Exception as error:  # whatever transformers makes of a damaged folder
+        raise UserError(f"{str(folder)!r} cannot be opened: {str(error).partition(chr(10))[0]}") from None
+    ours: Any = columnar(model)
+    processor = folder / "preprocessor_config.json"
+    if processor.is_file():
+        found = json.loads(processor.read_text())
+        told = {"mean": found.get("image_mean"), "std": found.get("image_std")}
+        ours.pretrained_cfg |= {key: tuple(value) for key, value in told.items() if value}
+    return ours.eval()
 
 
 def rename(weights: dict[str, Tensor]) -> dict[str, Tensor]:

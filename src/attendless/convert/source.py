@@ -1,4 +1,4 @@
-"""MODEL as the command line and Python take it: a name timm knows, or the path of a file that `save` wrote."""
+"""MODEL as the command line and Python take it: a name timm knows, a file that `save` wrote, a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import timm
 from torch import nn
 
 from ..errors import UserError
+from . import huggingface
 from .files import load
 from .rebuild import BelowBreakeven, convert
 from .resize import parse_size, resize
@@ -36,8 +37,9 @@ def open_model(
     the classifier starts anew, ready to be trained.
     """
     target = None if size is None else parse_size(size)
-    if Path(model).is_file():
-        built = load(model)
+    path = Path(model)
+    if path.is_file() or path.is_dir():
+        built = load(path) if path.is_file() else huggingface.open_folder(path)
         if num_classes is not None and num_classes != built.num_classes:
             built.reset_classifier(num_classes)
         if weights is not None:
