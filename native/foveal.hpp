@@ -1,0 +1,267 @@
+// Foveal attention of one head: pool keys and values by cells, let each tile of queries choose its cells, list the
+// rows it sees, attend.
+//
+// Rows of the table: prefix tokens, patches cell by cell (so that a cell is contiguous), the mean of each cell, the mean
+// of each coarse cell. A mean's bias is the log of the tokens it stands for.
+#pragma once
+
+#include "head.hpp"
+#include "select.hpp"
+
+namespace attendless::ATTENDLESS_UNIT {
+
+template <int W>
+struct FovealHead {
+  using Args = Foveal;
+  using T = Tile<W, kGroup / W>;
+  using C = Channels<W>;
+
+  const Foveal& foveal;
+  const Head head;
+  const Image& image;
+  const int tokens, prefix, cells, tiles, parents;
+  Rows rows;
+  float *q_mean, *k_meanT;
+
+  static int64_t table_rows(const Foveal& f) {
+    return f.problem.tokens + f.image->cells.count + f.parents.count + 16;  // 16: biases are read in whole vectors
+  }
+  static int64_t table_floats(const Foveal& f) {
+    const Problem& p = f.problem;
+    return table_rows(f) * (padded(p.q.width) + padded(p.v.width) + 1) + 48 +
+           int64_t(f.image->tiles.count) * padded(p.q.width) + int64_t(padded(f.image->cells.count)) * p.q.width + 32;
+  }
+  static int64_t thread_floats(const Foveal& f) {
+    const int cells = padded(f.image->cells.count);
+    return group_scratch(f.problem.q.width, f.problem.v.width) + int64_t(T::kBlock) * cells + table_rows(f) + cells +
+           padded(f.parents.count) + 64;
+  }
+
+  FovealHead(const Foveal& f, int image_index, int head_index, Cursor& memory)
+      : foveal(f),
+        head{f.problem, image_index, head_index},
+        image(f.image[f.images > 1 ? image_index : 0]),
+        tokens(f.problem.tokens),
+        prefix(f.prefix),
+        cells(image.cells.count),
+        tiles(image.tiles.count),
+        parents(f.parents.count),
+        rows(memory.rows(table_rows(f), f.problem)),
+        q_mean(memory.floats(int64_t(tiles) * padded(rows.width))),
+        k_meanT(memory.floats(int64_t(padded(cells)) * rows.width)) {}
+
+  INLINE int32_t* chosen(int tile) const {
+    const int64_t index = int64_t(head.image) * foveal.problem.heads + head.head;
+    return foveal.chosen + (index * tiles + tile) * foveal.budget;
+  }
+
+  void forward(Team team, int* counter, Cursor memory) const {
+    int piece;
+    pack(team);
+    team.wait();
+    if (foveal.select) {
+      prepare_choice(team);
+      team.wait();
+      while (take(piece, counter, choice_blocks())) choose(piece, memory);
+      team.wait();
+    }
+    if (!foveal.attend) return;
+    while (take(piece, counter + 1, pieces())) {
+      visit(piece, memory, [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
+        attend_all<W>(head, rows, list, keys, token, count, scratch);
+      });
+    }
+  }
+
+  void backward(const Rows& grads, Cursor memory) const {
+    pack({0, 1});
+    for (int piece = 0; piece < pieces(); ++piece) {
+      visit(piece, memory, [&](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
+        attend_all_backward<W>(head, rows, grads, list, keys, token, count, scratch);
+      });
+    }
+    unpool(grads);
+  }
+
+  // Table -----------------------------------------------------------------------------------------------------------
+
+  void pack(Team team) const {
+    for (int i = team.rank; i < prefix; i += team.size) pack_token<W>(head, rows, i, i);
+    for (int cell = team.rank; cell < cells; cell += team.size) {
+      float weight = 0.f;
+      const int mean = tokens + cell;
+      clear(mean);
+      for (int i = image.cells.start[cell]; i < image.cells.start[cell + 1]; ++i) {
+        pack_token<W>(head, rows, prefix + i, image.cells.member[i]);
+        weight += pour(prefix + i, mean);
+      }
+      settle(mean, weight);
+    }
+    team.wait();
+    for (int parent = team.rank; parent < parents; parent += team.size) {
+      float weight = 0.f;
+      const int mean = tokens + cells + parent;
+      clear(mean);
+      for (int i = foveal.parents.start[parent]; i < foveal.parents.start[parent + 1]; ++i) {
+        weight += pour(tokens + foveal.parents.member[i], mean);
+      }
+      settle(mean, weight);
+    }
+  }
+
+  // A row joins a mean, with the weight its bias gives it.
+  INLINE float pour(int row, int mean) const {
+    const float weight = rows.bias[row] == 0.f ? 1.f : __builtin_exp2f(rows.bias[row]);
+    C::add(rows.key(mean), rows.key(row), weight, padded(rows.width));
+    C::add(rows.value(mean), rows.value(row), weight, padded(rows.value_width));
+    return weight;
+  }
+  INLINE void clear(int mean) const {
+    C::zero(rows.key(mean), padded(rows.width));
+    C::zero(rows.value(mean), padded(rows.value_width));
+  }
+  INLINE void settle(int mean, float weight) const {
+    const float share = weight > 0.f ? 1.f / weight : 1.f;
+    C::multiply(rows.key(mean), share, padded(rows.width));
+    C::multiply(rows.value(mean), share, padded(rows.value_width));
+    rows.bias[mean] = __builtin_log2f(weight);
+  }
+
+  // Choosing --------------------------------------------------------------------------------------------------------
+
+  void prepare_choice(Team team) const {
+    for (int tile = team.rank; tile < tiles; tile += team.size) {
+      float* const mean = q_mean + int64_t(tile) * padded(rows.width);
+      C::zero(mean, padded(rows.width));
+      const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
+      for (int i = begin; i < end; ++i) {
+        const float* const q = head.row(foveal.problem.q, image.tiles.member[i]);
+        int c = 0;
+        for (; c + W <= rows.width; c += W) C::S::store(mean + c, C::S::load(mean + c) + C::S::load(q + c));
+        for (; c < rows.width; ++c) mean[c] += q[c];
+      }
+      if (end > begin) C::multiply(mean, foveal.problem.scale / float(end - begin), padded(rows.width));
+    }
+    for (int first = kGroup * team.rank; first < cells; first += kGroup * team.size) {
+      const float* row[kGroup];
+      const int count = least(kGroup, cells - first);
+      for (int i = 0; i < kGroup; ++i) row[i] = rows.key(tokens + first + least(i, count - 1));
+      T::gather(row, count, rows.width, 1.f, k_meanT + int64_t(first) * rows.width);
+    }
+  }
+
+  int choice_blocks() const { return (tiles + T::kBlock - 1) / T::kBlock; }
+
+  // The cells of T::kBlock tiles: lanes are cells here, so that each tile's scores come out as a row.
+  void choose(int block, Cursor memory) const {
+    const int first = block * T::kBlock, length = padded(cells);
+    float* const score = memory.floats(int64_t(T::kBlock) * length);
+    const float* row[T::kBlock];
+    for (int i = 0; i < T::kBlock; ++i) row[i] = q_mean + int64_t(least(first + i, tiles - 1)) * padded(rows.width);
+    for (int cell = 0; cell < cells; cell += kGroup) {
+      T::dot(row, nullptr, k_meanT + int64_t(cell) * rows.width, rows.width, score + cell, length);
+    }
+    for (int i = 0; i < T::kBlock && first + i < tiles; ++i) {
+      const int32_t* const own = foveal.own.member + foveal.own.start[first + i];
+      const int owned = foveal.own.start[first + i + 1] - foveal.own.start[first + i];
+      Select<W>::largest(score + int64_t(i) * length, rows.bias + tokens, cells, own, owned, foveal.budget,
+                         chosen(first + i));
+    }
+  }
+
+  // Attending -------------------------------------------------------------------------------------------------------
+
+  INLINE bool seen(int row) const { return rows.bias[row] != -kInfinity; }
+
+  // The rows a tile sees. `sharp` and `touched` are flags of cells and coarse cells.
+  int list_rows(const int32_t* chosen, int32_t* list, int32_t* sharp, int32_t* touched) const {
+    int n = 0;
+    for (int i = 0; i < prefix; ++i) list[n++] = i;
+    for (int m = 0; m < foveal.budget; ++m) {
+      const int begin = image.cells.start[chosen[m]], end = image.cells.start[chosen[m] + 1];
+      for (int i = begin; i < end; ++i) list[n++] = prefix + i;
+    }
+    if (!parents) {
+      int next = 0;
+      for (int m = 0; m <= foveal.budget; ++m) {
+        const int stop = m < foveal.budget ? chosen[m] : cells;
+        for (; next < stop; ++next) {
+          list[n] = tokens + next;
+          n += seen(tokens + next);
+        }
+        ++next;
+      }
+      return n;
+    }
+    std::memset(sharp, 0, sizeof(int32_t) * cells);
+    std::memset(touched, 0, sizeof(int32_t) * parents);
+    for (int m = 0; m < foveal.budget; ++m) {
+      sharp[chosen[m]] = 1;
+      touched[foveal.parent[chosen[m]]] = 1;
+    }
+    for (int parent = 0; parent < parents; ++parent) {
+      list[n] = tokens + cells + parent;
+      n += !touched[parent] & seen(list[n]);
+    }
+    for (int parent = 0; parent < parents; ++parent) {
+      if (!touched[parent]) continue;
+      for (int i = foveal.parents.start[parent]; i < foveal.parents.start[parent + 1]; ++i) {
+        const int cell = foveal.parents.member[i];
+        list[n] = tokens + cell;
+        n += !sharp[cell] & seen(tokens + cell);
+      }
+    }
+    return n;
+  }
+
+  // Pieces of work: prefix queries one by one, which see every token, then the tiles.
+  int pieces() const { return prefix + tiles; }
+
+  template <class Visit>
+  INLINE void visit(int piece, Cursor memory, Visit attend) const {
+    int32_t* const list = memory.ints(table_rows(foveal));
+    int32_t* const sharp = memory.ints(padded(cells));
+    int32_t* const touched = memory.ints(padded(parents));
+    float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
+    if (piece < prefix) {
+      for (int i = 0; i < tokens; ++i) list[i] = i;
+      const int32_t token = piece;
+      return attend(list, tokens, &token, 1, scratch);
+    }
+    const int tile = piece - prefix;
+    const int keys = list_rows(chosen(tile), list, sharp, touched);
+    const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
+    attend(list, keys, image.tiles.member + begin, end - begin, scratch);
+  }
+
+  // Gradients -------------------------------------------------------------------------------------------------------
+
+  void unpool(const Rows& grads) const {
+    for (int parent = 0; parent < parents; ++parent) {
+      for (int i = foveal.parents.start[parent]; i < foveal.parents.start[parent + 1]; ++i) {
+        drain(grads, tokens + foveal.parents.member[i], tokens + cells + parent);
+      }
+    }
+    for (int i = 0; i < prefix; ++i) unpack_gradient<W>(head, grads, i, i);
+    for (int cell = 0; cell < cells; ++cell) {
+      for (int i = image.cells.start[cell]; i < image.cells.start[cell + 1]; ++i) {
+        drain(grads, prefix + i, tokens + cell);
+        unpack_gradient<W>(head, grads, prefix + i, image.cells.member[i]);
+      }
+    }
+  }
+
+  // A mean's gradient goes back to a row it was poured from, by its share in the mean.
+  INLINE void drain(const Rows& grads, int row, int mean) const {
+    if (!seen(mean)) return;
+    const float share = __builtin_exp2f(rows.bias[row] - rows.bias[mean]);
+    const int width = padded(rows.width), value_width = padded(rows.value_width);
+    C::add(grads.key(row), grads.key(mean), share, width);
+    C::add(grads.value(row), grads.value(mean), share, value_width);
+    grads.bias[row] += share * (grads.bias[mean] +
+                                C::dot_difference(grads.key(mean), rows.key(row), rows.key(mean), width) +
+                                C::dot_difference(grads.value(mean), rows.value(row), rows.value(mean), value_width));
+  }
+};
+
+}  // namespace attendless::ATTENDLESS_UNIT

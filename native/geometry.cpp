@@ -1,0 +1,90 @@
+#include "geometry.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace attendless {
+namespace {
+
+int blocks(int length, int size) { return (length + size - 1) / size; }
+
+// Items 0, 1, … by the group each is in, in order within a group.
+Grouping group(const std::vector<int32_t>& of, int groups, int32_t first) {
+  Grouping result;
+  result.start.assign(size_t(groups) + 1, 0);
+  result.member.resize(of.size());
+  for (int32_t g : of) ++result.start[size_t(g) + 1];
+  for (int g = 0; g < groups; ++g) result.start[size_t(g) + 1] += result.start[size_t(g)];
+  std::vector<int32_t> next(result.start.begin(), result.start.end() - 1);
+  for (size_t i = 0; i < of.size(); ++i) result.member[size_t(next[size_t(of[i])]++)] = first + int32_t(i);
+  return result;
+}
+
+// Which size × size block each patch stands in.
+std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* places, int patches) {
+  std::vector<int32_t> block(static_cast<size_t>(patches));
+  const int columns = blocks(layout.width, size), area = layout.height * layout.width;
+  for (int i = 0; i < patches; ++i) {
+    const int place = places ? places[i] : i;
+    if (place < 0 || place >= area) {
+      throw std::invalid_argument("a patch stands at place " + std::to_string(place) + ", but the grid has " +
+                                  std::to_string(area));
+    }
+    block[size_t(i)] = place / layout.width / size * columns + place % layout.width / size;
+  }
+  return block;
+}
+
+}  // namespace
+
+Geometry::Geometry(const Layout& layout, const int32_t* places, int images, int patches) : layout_(layout) {
+  const auto [height, width, prefix, cell, tile, coarse, budget] = layout;
+  if (height < 1 || width < 1 || prefix < 0 || cell < 1 || tile < 1 || coarse < 0 || coarse % cell) {
+    throw std::invalid_argument("height, width, cell and tile must be at least 1, coarse a multiple of cell or 0");
+  }
+  const int cell_columns = blocks(width, cell), cells = blocks(height, cell) * cell_columns;
+  const int tile_columns = blocks(width, tile), tiles = blocks(height, tile) * tile_columns;
+  for (int b = 0; b < (places ? images : 1); ++b) {
+    const int32_t* const here = places ? places + int64_t(b) * patches : nullptr;
+    cells_.push_back(group(block_of(layout, cell, here, patches), cells, prefix));
+    tiles_.push_back(group(block_of(layout, tile, here, patches), tiles, prefix));
+  }
+  for (size_t b = 0; b < cells_.size(); ++b) images_.push_back({cells_[b].view(), tiles_[b].view()});
+
+  parent_.assign(size_t(cells), 0);
+  parents_.start = {0};
+  if (coarse) {
+    const int ratio = coarse / cell, columns = blocks(width, coarse);
+    for (int c = 0; c < cells; ++c) parent_[size_t(c)] = c / cell_columns / ratio * columns + c % cell_columns / ratio;
+    parents_ = group(parent_, blocks(height, coarse) * columns, 0);
+  }
+
+  own_.start = {0};
+  for (int t = 0; t < tiles; ++t) {
+    const int top = t / tile_columns * tile, left = t % tile_columns * tile;
+    const int bottom = std::min(top + tile, height) - 1, right = std::min(left + tile, width) - 1;
+    for (int row = top / cell; row <= bottom / cell; ++row) {
+      for (int column = left / cell; column <= right / cell; ++column) own_.member.push_back(row * cell_columns + column);
+    }
+    own_.start.push_back(int32_t(own_.member.size()));
+    const int owned = own_.start[size_t(t) + 1] - own_.start[size_t(t)];
+    if (owned > budget || budget > cells) {
+      throw std::invalid_argument("a budget of " + std::to_string(budget) + " cells does not lie between the " +
+                                  std::to_string(owned) + " a tile covers and the " + std::to_string(cells) +
+                                  " there are");
+    }
+  }
+}
+
+void Geometry::fill(Foveal& foveal) const {
+  foveal.prefix = layout_.prefix;
+  foveal.budget = layout_.budget;
+  foveal.image = images_.data();
+  foveal.images = int(images_.size());
+  foveal.parents = parents_.view();
+  foveal.parent = parent_.data();
+  foveal.own = own_.view();
+}
+
+}  // namespace attendless

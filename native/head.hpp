@@ -1,0 +1,186 @@
+// One head of one image at a time: its keys and values copied into a table of rows that lists can name, the queries of
+// a tile found in the caller's tensors, and the work shared out among threads.
+#pragma once
+
+#include "attend.hpp"
+#include "kernels.hpp"
+#include "parallel.hpp"
+
+namespace attendless::ATTENDLESS_UNIT {
+
+// The rows of one head in the caller's tensors.
+struct Head {
+  const Problem& problem;
+  int image, head;
+
+  INLINE float* row(const View& view, int64_t token) const {
+    return view.data + image * view.batch + head * view.head + token * view.token;
+  }
+  INLINE int64_t index(int64_t token) const {
+    return (int64_t(image) * problem.heads + head) * problem.tokens + token;
+  }
+  INLINE const float* biases() const {
+    return problem.bias ? problem.bias + int64_t(image) * problem.tokens : nullptr;
+  }
+
+  INLINE Queries queries(const int32_t* token, int count) const {
+    Queries group;
+    group.count = count;
+    for (int i = 0; i < count; ++i) {
+      group.q[i] = row(problem.q, token[i]);
+      group.out[i] = row(problem.out, token[i]);
+      group.lse[i] = problem.lse + index(token[i]);
+      if (problem.out_grad.data) {
+        group.out_grad[i] = row(problem.out_grad, token[i]);
+        group.q_grad[i] = row(problem.q_grad, token[i]);
+      }
+    }
+    return group;
+  }
+};
+
+// Vectors over the channels of rows of any width.
+template <int W>
+struct Channels {
+  using S = Simd<W>;
+
+  static INLINE void copy(float* to, const float* from, int width) {
+    int c = 0;
+    for (; c + W <= width; c += W) S::store(to + c, S::load(from + c));
+    for (; c < width; ++c) to[c] = from[c];
+  }
+  static INLINE void copy_padded(float* to, const float* from, int width) {
+    copy(to, from, width);
+    for (int c = width; c < padded(width); ++c) to[c] = 0.f;
+  }
+  static INLINE void zero(float* to, int width) { std::memset(to, 0, sizeof(float) * width); }
+
+  // These run over whole rows of a table, whose width is a multiple of 16.
+  static INLINE void add(float* to, const float* from, float factor, int width) {
+    for (int c = 0; c < width; c += W) S::store(to + c, S::load(to + c) + S::load(from + c) * factor);
+  }
+  static INLINE void multiply(float* to, float factor, int width) {
+    for (int c = 0; c < width; c += W) S::store(to + c, S::load(to + c) * factor);
+  }
+  // Σ a (b - c)
+  static INLINE float dot_difference(const float* a, const float* b, const float* c, int width) {
+    typename S::F sum{};
+    for (int i = 0; i < width; i += W) sum += S::load(a + i) * (S::load(b + i) - S::load(c + i));
+    return S::sum(sum);
+  }
+};
+
+template <int W>
+INLINE void pack_token(const Head& head, const Rows& rows, int64_t to, int64_t token) {
+  Channels<W>::copy_padded(rows.key(to), head.row(head.problem.k, token), rows.width);
+  Channels<W>::copy_padded(rows.value(to), head.row(head.problem.v, token), rows.value_width);
+  rows.bias[to] = head.biases() ? head.biases()[token] * kLog2e : 0.f;
+}
+
+template <int W>
+INLINE void unpack_gradient(const Head& head, const Rows& grads, int64_t from, int64_t token) {
+  Channels<W>::copy(head.row(head.problem.k_grad, token), grads.key(from), grads.width);
+  Channels<W>::copy(head.row(head.problem.v_grad, token), grads.value(from), grads.value_width);
+  if (head.problem.bias_grad) head.problem.bias_grad[head.index(token)] = grads.bias[from];
+}
+
+// Attend from `count` queries, however many, to the rows of one list.
+template <int W>
+void attend_all(const Head& head, const Rows& rows, const int32_t* list, int keys, const int32_t* token, int count,
+                float* scratch) {
+  for (int i = 0; i < count; i += kGroup) {
+    const Queries queries = head.queries(token + i, least(kGroup, count - i));
+    Attend<W>::forward(rows, list, keys, queries, head.problem.scale, scratch);
+  }
+}
+
+template <int W>
+void attend_all_backward(const Head& head, const Rows& rows, const Rows& grads, const int32_t* list, int keys,
+                         const int32_t* token, int count, float* scratch) {
+  for (int i = 0; i < count; i += kGroup) {
+    const Queries queries = head.queries(token + i, least(kGroup, count - i));
+    Attend<W>::backward(rows, grads, list, keys, queries, head.problem.scale, scratch);
+  }
+}
+
+// A cursor over scratch memory, in whole cache lines.
+struct Cursor {
+  float* at;
+  INLINE float* floats(int64_t count) {
+    float* const here = at;
+    at += (count + 15) / 16 * 16;
+    return here;
+  }
+  INLINE int32_t* ints(int64_t count) { return reinterpret_cast<int32_t*>(floats(count)); }
+  INLINE Rows rows(int64_t count, const Problem& problem) {
+    const int width = problem.q.width, value_width = problem.v.width;
+    float* const k = floats(count * padded(width));
+    float* const v = floats(count * padded(value_width));
+    return {k, v, floats(count), width, value_width};
+  }
+};
+
+// The next of `count` pieces of work that nobody has taken.
+INLINE bool take(int& piece, int* counter, int count) {
+  piece = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
+  return piece < count;
+}
+
+// Every head of every image. A Worker is one head of an attention `Args`: it is made from a table's memory and says how
+// much it needs. Forward, few heads are worked on one after the other by all threads together; of many, each thread
+// takes whole ones. Backward, a head belongs to one thread, so that sums are always taken in the same order.
+template <class Worker>
+struct Run {
+  using Args = typename Worker::Args;
+  static constexpr int kCounters = 2;  // of pieces taken, for a Worker to use
+
+  const Args& args;
+  const bool backward, together;
+  const int heads, threads;
+  const int64_t table, local;  // floats of each
+  float *tables, *locals;
+  int* counters;
+
+  Run(const Args& args, bool backward)
+      : args(args),
+        backward(backward),
+        together(!backward && args.problem.batch * args.problem.heads < 4 * args.problem.threads),
+        heads(args.problem.batch * args.problem.heads),
+        threads(together ? args.problem.threads : least(args.problem.threads, heads)),
+        table(padded(Worker::table_floats(args)) * (backward ? 2 : 1)),
+        local(padded(Worker::thread_floats(args))) {
+    const int copies = together ? 1 : threads, ints = kCounters * heads + 1;
+    const Scratch memory(table * copies + local * threads + ints);
+    tables = memory.data();
+    locals = tables + table * copies;
+    counters = reinterpret_cast<int*>(locals + local * threads);
+    std::memset(counters, 0, sizeof(int) * ints);
+    run_parallel(threads, [](void* run, Team team) { static_cast<Run*>(run)->work(team); }, this);
+  }
+
+  void work(Team team) const {
+    int head = -1;
+    while (together ? ++head < heads : take(head, counters + kCounters * heads, heads)) {
+      Cursor memory{tables + (together ? 0 : team.rank * table)};
+      const Cursor scratch{locals + team.rank * local};
+      const Worker worker(args, head / args.problem.heads, head % args.problem.heads, memory);
+      if (backward) {
+        worker.backward(zeros(memory), scratch);
+      } else {
+        worker.forward(together ? team : Team{0, 1}, counters + kCounters * head, scratch);
+      }
+      if (together) team.wait();  // before the table is filled anew
+    }
+  }
+
+  Rows zeros(Cursor memory) const {
+    const int64_t count = Worker::table_rows(args);
+    const Rows rows = memory.rows(count, args.problem);
+    std::memset(rows.k, 0, sizeof(float) * count * padded(rows.width));
+    std::memset(rows.v, 0, sizeof(float) * count * padded(rows.value_width));
+    std::memset(rows.bias, 0, sizeof(float) * count);
+    return rows;
+  }
+};
+
+}  // namespace attendless::ATTENDLESS_UNIT

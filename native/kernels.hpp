@@ -1,0 +1,67 @@
+// What the units, the dispatcher and the Python module say to each other: plain structs, nothing with code in it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace attendless {
+
+// A [batch, heads, tokens, channels] tensor of any strides (in floats) but the last, which is 1.
+struct View {
+  float* data;
+  int64_t batch, head, token;
+  int width;
+};
+
+// Members of each of `count` groups, one after the other: group g holds member[start[g]] … member[start[g + 1] - 1].
+struct Groups {
+  int count;
+  const int32_t* start;
+  const int32_t* member;
+};
+
+// What every attention over lists of keys shares. Gradients are null in the forward pass.
+struct Problem {
+  int batch, heads, tokens, threads;
+  float scale;
+  View q, k, v, out;
+  const float* bias;  // [batch, tokens], added to every score of a key, or null
+  float* lse;         // [batch, heads, tokens]: log Σ exp of each query's scores
+  View out_grad, q_grad, k_grad, v_grad;
+  float* bias_grad;  // [batch, heads, tokens], or null
+};
+
+// One image's grid: which tokens stand in each cell and in each tile. Prefix tokens are in neither.
+struct Image {
+  Groups cells, tiles;
+};
+
+struct Foveal {
+  Problem problem;
+  int prefix, budget;
+  const Image* image;  // one per image of the batch, or one for all
+  int images;
+  Groups parents;     // the cells of each coarse cell; none if there is one level
+  const int32_t* parent;  // the coarse cell of each cell
+  Groups own;         // the cells each tile covers
+  int32_t* chosen;    // [batch, heads, tiles, budget], ascending: read by `attend`, written by `select`
+  bool select, attend;
+};
+
+struct Block {
+  Problem problem;
+  Groups queries;  // of each tile
+  Groups keys;     // of each tile, the same for every head, or of each head's tiles, one head after the other
+};
+
+// One instruction set's functions.
+struct Kernels {
+  const char* name;
+  void (*foveal)(const Foveal&);
+  void (*foveal_backward)(const Foveal&);
+  void (*block)(const Block&);
+  void (*block_backward)(const Block&);
+  void (*exp2)(const float* from, float* to, int64_t count);
+};
+
+}  // namespace attendless

@@ -1,0 +1,157 @@
+// The four products everything is made of. A tile is a group of queries that stand side by side in vector lanes, with
+// their channels transposed (xT[channel][lane]); keys and values are plain rows, wherever they lie, whose numbers are
+// broadcast one by one against the lanes. Nothing is packed, and a softmax over keys needs no sum across lanes.
+#pragma once
+
+#include "simd.hpp"
+
+namespace attendless::ATTENDLESS_UNIT {
+
+template <int W, int V>  // V vectors of W lanes
+struct Tile {
+  using S = Simd<W>;
+  using F = typename S::F;
+  static constexpr int kVectors = V, kLanes = W * V;
+  static constexpr int kBlock = 12 / V;  // rows (or channels) at once: 12 accumulators hide the multiply-add's latency
+  static_assert(12 % V == 0);
+
+  struct Lanes {
+    F at[V];
+    static INLINE Lanes load(const float* from) {
+      Lanes x;
+      UNROLL for (int j = 0; j < V; ++j) x.at[j] = S::load(from + j * W);
+      return x;
+    }
+    static INLINE Lanes splat(float value) {
+      Lanes x;
+      UNROLL for (int j = 0; j < V; ++j) x.at[j] = S::splat(value);
+      return x;
+    }
+    INLINE void store(float* to) const {
+      UNROLL for (int j = 0; j < V; ++j) S::store(to + j * W, at[j]);
+    }
+  };
+
+  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows; `most` follows the largest.
+  static INLINE void dot(const float* const* row, const float* start, const float* xT, int width, float* out,
+                         int64_t out_stride, Lanes* most = nullptr) {
+    const float* r[kBlock];
+    UNROLL for (int i = 0; i < kBlock; ++i) r[i] = row[i];
+    Lanes sum[kBlock];
+    UNROLL for (int i = 0; i < kBlock; ++i) sum[i] = Lanes::splat(start ? start[i] : 0.f);
+#if !defined(__clang__)
+#pragma GCC unroll 4
+#endif
+    for (int c = 0; c < width; ++c) {
+      const Lanes x = Lanes::load(xT + int64_t(c) * kLanes);
+      UNROLL for (int i = 0; i < kBlock; ++i) {
+        const F value = S::splat(r[i][c]);
+        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] += value * x.at[j];
+      }
+    }
+    UNROLL for (int i = 0; i < kBlock; ++i) {
+      sum[i].store(out + i * out_stride);
+      if (most) {
+        UNROLL for (int j = 0; j < V; ++j) most->at[j] = S::max(most->at[j], sum[i].at[j]);
+      }
+    }
+  }
+
+  // accT[c][lane] += Σ_r row[r][c] · p[r][lane] over `count` rows, for every channel c < width.
+  static INLINE void combine(const float* const* row, const float* p, int count, int width, float* accT) {
+    int c = 0;
+    for (; c + kBlock <= width; c += kBlock) combine_channels<kBlock>(row, p, count, c, accT);
+    combine_rest<kBlock - 1>(row, p, count, c, width - c, accT);
+  }
+
+  // row[r][c] += Σ_lane p[r][lane] · x[lane][c] over the first `lanes` lanes; x's rows are `width` long, a multiple of
+  // 16. Here lanes of the registers are channels.
+  static INLINE void scatter(float* const* row, const float* p, int count, const float* x, int lanes, int width) {
+    int r = 0;
+    for (; r + 6 <= count; r += 6) scatter_rows<6>(row + r, p + r * kLanes, x, lanes, width);
+    for (; r < count; ++r) scatter_rows<1>(row + r, p + r * kLanes, x, lanes, width);
+  }
+
+  // xT[c][lane] = factor · row[lane][c]; lanes from `count` on are 0.
+  static INLINE void gather(const float* const* row, int count, int width, float factor, float* xT) {
+    for (int l = 0; l < kLanes; l += W) {
+      int c = 0;
+      for (; c + W <= width; c += W) {
+        F x[W];
+        UNROLL for (int i = 0; i < W; ++i) x[i] = l + i < count ? S::load(row[l + i] + c) * factor : F{};
+        S::transpose(x);
+        UNROLL for (int i = 0; i < W; ++i) S::store(xT + int64_t(c + i) * kLanes + l, x[i]);
+      }
+      for (; c < width; ++c) {
+        for (int i = 0; i < W; ++i) xT[int64_t(c) * kLanes + l + i] = l + i < count ? row[l + i][c] * factor : 0.f;
+      }
+    }
+  }
+
+  // row[lane][c] = factor[lane] · xT[c][lane] for the first `count` lanes: the way back.
+  static INLINE void spread(float* const* row, int count, int width, const Lanes& factor, const float* xT) {
+    for (int j = 0; j < V && j * W < count; ++j) {
+      const int l = j * W, used = least(W, count - l);
+      int c = 0;
+      for (; c + W <= width; c += W) {
+        F x[W];
+        UNROLL for (int i = 0; i < W; ++i) x[i] = S::load(xT + int64_t(c + i) * kLanes + l) * factor.at[j];
+        S::transpose(x);
+        UNROLL for (int i = 0; i < W; ++i) {
+          if (i < used) S::store(row[l + i] + c, x[i]);
+        }
+      }
+      for (; c < width; ++c) {
+        for (int i = 0; i < used; ++i) row[l + i][c] = xT[int64_t(c) * kLanes + l + i] * factor.at[j][i];
+      }
+    }
+  }
+
+ private:
+  template <int K>
+  static INLINE void combine_channels(const float* const* row, const float* p, int count, int c, float* accT) {
+    Lanes sum[K];
+    UNROLL for (int i = 0; i < K; ++i) sum[i] = Lanes::load(accT + int64_t(c + i) * kLanes);
+    for (int r = 0; r < count; ++r) {
+      const float* values = row[r] + c;
+      const Lanes weight = Lanes::load(p + int64_t(r) * kLanes);
+      UNROLL for (int i = 0; i < K; ++i) {
+        const F value = S::splat(values[i]);
+        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] += value * weight.at[j];
+      }
+    }
+    UNROLL for (int i = 0; i < K; ++i) sum[i].store(accT + int64_t(c + i) * kLanes);
+  }
+
+  template <int K>
+  static INLINE void combine_rest(const float* const* row, const float* p, int count, int c, int rest, float* accT) {
+    if constexpr (K > 0) {
+      if (rest == K) return combine_channels<K>(row, p, count, c, accT);
+      combine_rest<K - 1>(row, p, count, c, rest, accT);
+    }
+  }
+
+  template <int K>
+  static INLINE void scatter_rows(float* const* row, const float* p, const float* x, int lanes, int width) {
+    constexpr int kWide = 16 / W > 2 ? 2 : 16 / W;
+    for (int c = 0; c < width; c += kWide * W) {
+      F sum[K][kWide];
+      UNROLL for (int i = 0; i < K; ++i) {
+        UNROLL for (int j = 0; j < kWide; ++j) sum[i][j] = S::load(row[i] + c + j * W);
+      }
+      for (int l = 0; l < lanes; ++l) {
+        F channel[kWide];
+        UNROLL for (int j = 0; j < kWide; ++j) channel[j] = S::load(x + int64_t(l) * width + c + j * W);
+        UNROLL for (int i = 0; i < K; ++i) {
+          const F weight = S::splat(p[i * kLanes + l]);
+          UNROLL for (int j = 0; j < kWide; ++j) sum[i][j] += weight * channel[j];
+        }
+      }
+      UNROLL for (int i = 0; i < K; ++i) {
+        UNROLL for (int j = 0; j < kWide; ++j) S::store(row[i] + c + j * W, sum[i][j]);
+      }
+    }
+  }
+};
+
+}  // namespace attendless::ATTENDLESS_UNIT

@@ -1,0 +1,36 @@
+// One instruction set's kernels. CMake compiles this file several times, each with its flags, its ATTENDLESS_UNIT (a
+// name) and its ATTENDLESS_WIDTH (floats in a vector).
+//
+// A new kernel needs a header like block.hpp, an entry in Kernels, and a line here.
+#include "block.hpp"
+#include "foveal.hpp"
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+
+namespace attendless::ATTENDLESS_UNIT {
+namespace {
+
+constexpr int W = ATTENDLESS_WIDTH;
+
+void foveal(const Foveal& args) { Run<FovealHead<W>>(args, false); }
+void foveal_backward(const Foveal& args) { Run<FovealHead<W>>(args, true); }
+void block(const Block& args) { Run<BlockHead<W>>(args, false); }
+void block_backward(const Block& args) { Run<BlockHead<W>>(args, true); }
+
+void exp2(const float* from, float* to, int64_t count) {
+  for (int64_t i = 0; i < count; i += W) {
+    float lane[W] = {};
+    const int64_t n = least<int64_t>(W, count - i);
+    std::memcpy(lane, from + i, sizeof(float) * n);
+    Simd<W>::store(lane, Simd<W>::exp2(Simd<W>::load(lane)));
+    std::memcpy(to + i, lane, sizeof(float) * n);
+  }
+}
+
+}  // namespace
+
+extern const Kernels kernels;
+const Kernels kernels = {TEXT(ATTENDLESS_UNIT), foveal, foveal_backward, block, block_backward, exp2};
+
+}  // namespace attendless::ATTENDLESS_UNIT

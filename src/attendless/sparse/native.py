@@ -1,0 +1,225 @@
+"""The compiled kernels, as functions of tensors. Importing this works without them: `available` and `reason` tell.
+
+Everything is computed in 32-bit floats, whatever comes in; results come back in the type of `q`. Results lie in memory
+as [B, N, H, ·], so that joining the heads again costs nothing.
+
+`ATTENDLESS_NATIVE` in the environment names the instruction path to use (see `paths()`), or `off` to do without.
+
+Shapes: B batch · H heads · N tokens · n patches · T tiles of queries · M cells chosen. `layout` is a
+`foveal.Layout` as a list of its seven numbers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+
+_SWITCH = "ATTENDLESS_NATIVE"
+
+
+def _load(wanted: str) -> tuple[ModuleType | None, str]:
+    if wanted == "off":
+        return None, f"turned off by {_SWITCH}=off"
+    try:
+        module = importlib.import_module("attendless._native")
+    except ImportError as error:
+        if "_native" not in str(error):
+            return None, f"the compiled kernels do not load: {error}"
+        return None, (
+            "the kernels were not compiled when attendless was installed; "
+            "with a C++ compiler (GCC or Clang) in place, install attendless again"
+        )
+    if wanted:
+        try:
+            module.use_path(wanted)
+        except ValueError as error:
+            raise UserError(f"{_SWITCH}={wanted}: {error}, off") from None
+    return module, ""
+
+
+_native, reason = _load(os.environ.get(_SWITCH, ""))
+available = _native is not None
+
+
+def kernels() -> Any:
+    """The compiled module, or an error that says why there is none."""
+    if _native is None:
+        raise UserError(f"the native kernels are not available: {reason}")
+    return _native
+
+
+def paths() -> list[str]:
+    """The instruction paths this machine can run, best first."""
+    return list(kernels().paths()) if available else []
+
+
+def path() -> str | None:
+    """The instruction path in use."""
+    return str(kernels().path()) if available else None
+
+
+@contextlib.contextmanager
+def forced(name: str) -> Iterator[None]:
+    """Use one instruction path for a while, in every thread. For tests."""
+    before = path()
+    try:
+        kernels().use_path(name)
+        yield
+    except ValueError as error:
+        raise UserError(str(error)) from None
+    finally:
+        kernels().use_path(before)
+
+
+# Tensors in, tensors out ---------------------------------------------------------------------------------------------
+
+
+def _rows(x: Tensor) -> Any:
+    """[B, H, N, ·] as an array of 32-bit floats with adjacent channels; no copy if it is one already."""
+    x = x.detach().float()
+    return (x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()).numpy()
+
+
+def _whole(x: Tensor | None, dtype: torch.dtype) -> Any:
+    return None if x is None else x.detach().to(dtype).contiguous().numpy()
+
+
+def _heads(like: Tensor, width: int) -> Tensor:
+    B, H, N, _ = like.shape
+    return torch.empty(B, N, H, width, dtype=torch.float32).transpose(1, 2)
+
+
+def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return _heads(q, v.shape[-1]), torch.empty(q.shape[:3], dtype=torch.float32)
+
+
+def _chosen(q: Tensor, layout: Sequence[int]) -> Tensor:
+    height, width, _, _, tile, _, budget = layout
+    return torch.empty(*q.shape[:2], -(-height // tile) * -(-width // tile), budget, dtype=torch.int32)
+
+
+def _call(function: Any, *arguments: Any) -> None:
+    try:
+        function(*arguments)
+    except ValueError as error:
+        raise UserError(f"{function.__name__}: {error}") from None
+
+
+def _foveal_inputs(
+    tensors: Sequence[Tensor], key_bias: Tensor | None, places: Tensor | None, layout: Sequence[int], scale: float
+) -> list[Any]:
+    extras = [_whole(key_bias, torch.float32), _whole(places, torch.int32)]
+    return [*map(_rows, tensors), *extras, layout, scale, torch.get_num_threads()]
+
+
+def foveal_select(
+    q: Tensor, k: Tensor, key_bias: Tensor | None, places: Tensor | None, layout: Sequence[int], scale: float
+) -> Tensor:
+    """The cells each tile looks at closely: int32 [B, H, T, M], ascending."""
+    chosen = _chosen(q, layout)
+    inputs = _foveal_inputs((q, k), key_bias, places, layout, scale)
+    _call(kernels().foveal_select, *inputs, chosen.numpy())
+    return chosen
+
+
+def foveal_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    places: Tensor | None,
+    layout: Sequence[int],
+    scale: float,
+    chosen: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """out [B, H, N, ·], log Σ exp of each query's scores [B, H, N], and the cells chosen: here, unless given."""
+    select = chosen is None
+    chosen = _chosen(q, layout) if chosen is None else chosen.int().contiguous()
+    out, lse = _results(q, v)
+    inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
+    _call(kernels().foveal_attend, *inputs, chosen.numpy(), select, out.numpy(), lse.numpy())
+    return out.to(q.dtype), lse, chosen
+
+
+def _gradients(q: Tensor, k: Tensor, v: Tensor, bias_grad: bool) -> list[Tensor]:
+    """Room for the gradients of q, k, v and, head by head, of key_bias: none, unless asked for."""
+    return [*(_heads(x, x.shape[-1]) for x in (q, k, v)), torch.empty(q.shape[:3] if bias_grad else 0)]
+
+
+def _arrays(gradients: list[Tensor]) -> list[Any]:
+    return [x.numpy() if x.numel() or x.ndim > 1 else None for x in gradients]
+
+
+def _finish(gradients: list[Tensor], q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None) -> tuple[Tensor, ...]:
+    *heads, bias = gradients
+    if key_bias is not None and bias.ndim > 1:
+        bias = bias.sum(1).to(key_bias.dtype)  # a key's bias is the same for every head
+    return (*(x.to(like.dtype) for x, like in zip(heads, (q, k, v), strict=True)), bias)
+
+
+def foveal_backward(
+    out_grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    chosen: Tensor,
+    key_bias: Tensor | None,
+    places: Tensor | None,
+    layout: Sequence[int],
+    scale: float,
+    bias_grad: bool,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
+    gradients = _gradients(q, k, v, bias_grad)
+    inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
+    forward = [_whole(chosen, torch.int32), _rows(out), _whole(lse, torch.float32)]
+    _call(kernels().foveal_backward, *inputs, *forward, _rows(out_grad), *_arrays(gradients))
+    return _finish(gradients, q, k, v, key_bias)
+
+
+def _block_inputs(
+    tensors: Sequence[Tensor], key_bias: Tensor | None, lists: Sequence[Tensor], scale: float
+) -> list[Any]:
+    extras = [_whole(key_bias, torch.float32), *(_whole(x, torch.int32) for x in lists)]
+    return [*map(_rows, tensors), *extras, scale, torch.get_num_threads()]
+
+
+def block_attend(
+    q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, lists: Sequence[Tensor], scale: float
+) -> tuple[Tensor, Tensor]:
+    """out and log Σ exp for fixed lists of keys: `lists` are query_start, queries, key_start and keys of the tiles."""
+    out, lse = _results(q, v)
+    _call(kernels().block_attend, *_block_inputs((q, k, v), key_bias, lists, scale), out.numpy(), lse.numpy())
+    return out.to(q.dtype), lse
+
+
+def block_backward(
+    out_grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    key_bias: Tensor | None,
+    lists: Sequence[Tensor],
+    scale: float,
+    bias_grad: bool,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
+    gradients = _gradients(q, k, v, bias_grad)
+    inputs = _block_inputs((q, k, v), key_bias, lists, scale)
+    _call(
+        kernels().block_backward, *inputs, _rows(out), _whole(lse, torch.float32), _rows(out_grad), *_arrays(gradients)
+    )
+    return _finish(gradients, q, k, v, key_bias)

@@ -1,0 +1,82 @@
+"""What the tests of the native kernels share: every instruction path, random problems, and the way to compare."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from attendless.sparse import foveal, native
+
+needs_kernels = pytest.mark.skipif(not native.available, reason=native.reason or "the kernels are here")
+
+
+@pytest.fixture(name="path", params=native.paths() or ["none"])
+def every_path(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Each test that asks for it runs once on every instruction path this machine has."""
+    with native.forced(request.param):
+        yield request.param
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A foveal problem: everything but the numbers in the tensors, which come from `seed`."""
+
+    layout: foveal.Layout
+    batch: int
+    heads: int
+    width: int
+    value_width: int
+    biased: bool
+    reduced: float  # share of patches that are left; 1 for a full grid
+    seed: int
+
+    @property
+    def sizes(self) -> list[int]:
+        return list(dataclasses.astuple(self.layout))
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+        """q, k, v, key_bias, places. q and k are views of a packed tensor, as a model makes them."""
+        generator = torch.Generator().manual_seed(self.seed)
+        left = max(1, round(self.reduced * self.layout.patches))
+        N = self.layout.prefix + left
+        packed = torch.randn(self.batch, N, 2, self.heads, self.width, generator=generator)
+        q, k = packed.permute(2, 0, 3, 1, 4)
+        v = torch.randn(self.batch, self.heads, N, self.value_width, generator=generator)
+        bias = 3 * torch.rand(self.batch, N, generator=generator) if self.biased else None
+        places = torch.rand(self.batch, self.layout.patches, generator=generator).argsort(1)[:, :left]
+        return q, k, v, bias, places if self.reduced < 1 else None
+
+
+@st.composite
+def cases(draw: st.DrawFn, longest: int = 11) -> Case:
+    height, width = draw(st.integers(1, longest)), draw(st.integers(1, longest))
+    cell = draw(st.integers(1, 4))
+    layout = foveal.layout(
+        height,
+        width,
+        draw(st.sampled_from([0, 1, 2, 6])),
+        keep=draw(st.sampled_from([0.0, 0.1, 0.3, 1.0])),
+        cell=cell,
+        tile=draw(st.integers(1, 6)),
+        coarse=cell * draw(st.integers(0, 3)),
+    )
+    return Case(
+        layout,
+        batch=draw(st.integers(1, 2)),
+        heads=draw(st.integers(1, 3)),
+        width=draw(st.sampled_from([1, 8, 16, 24, 33, 64, 128])),
+        value_width=draw(st.sampled_from([1, 5, 16, 40, 64, 128])),
+        biased=draw(st.booleans()),
+        reduced=draw(st.sampled_from([1.0, 1.0, 0.5])),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+def close(ours: Tensor, reference: Tensor, tolerance: float = 2e-6) -> None:
+    """Equal up to the rounding of sums of such numbers."""
+    torch.testing.assert_close(ours, reference, atol=tolerance * max(1.0, reference.abs().max().item()), rtol=1e-5)

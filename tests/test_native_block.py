@@ -1,0 +1,74 @@
+"""Attention over fixed lists of keys against dense attention with the pattern as a mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from attendless.errors import UserError
+from attendless.sparse import native, ops, patterns
+from native_cases import close, every_path, needs_kernels  # noqa: F401
+
+pytestmark = needs_kernels
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[patterns.Pattern, tuple[Tensor, Tensor, Tensor], Tensor | None]:
+    """Blocks of any size, each seeing others at random, in all heads alike or each for itself; some see nothing."""
+    height, width, prefix = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(0, 2))
+    blocks = patterns.grid_blocks(height, width, prefix, draw(st.integers(1, 6)))
+    B, H = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    random = np.random.default_rng(draw(st.integers(0, 999)))
+    sees = random.random((draw(st.sampled_from([1, H])), len(blocks), len(blocks))) < draw(st.sampled_from([0.3, 1]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 999)))
+    widths = [draw(st.sampled_from([3, 16, 64]))] * 2 + [draw(st.sampled_from([2, 16, 48]))]
+    tensors = tuple(torch.randn(B, H, prefix + height * width, d, generator=generator) for d in widths)
+    bias = torch.rand(B, prefix + height * width, generator=generator) if draw(st.booleans()) else None
+    return patterns.Pattern(blocks, sees), tensors, bias
+
+
+def masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, pattern: patterns.Pattern) -> Tensor:
+    mask = torch.zeros(pattern.mask().shape)[None] if bias is None else bias[:, None, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.where(pattern.mask(), -torch.inf), scale=0.3)
+
+
+@given(problem=problems())
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_attends_and_differentiates_as_dense_with_a_mask(path: str, problem: tuple) -> None:
+    pattern, tensors, bias = problem
+    lists = ops.block_lists(pattern)
+    leaves = [x.requires_grad_() for x in (*tensors, bias) if x is not None]
+    expected = masked(*tensors, bias, pattern)
+    out, lse = native.block_attend(*tensors, bias, lists, 0.3)
+    close(out, expected)
+    seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    wanted = torch.autograd.grad(expected, leaves, seed)
+    ours = native.block_backward(seed, *tensors, out, lse, bias, lists, 0.3, bias is not None)
+    for gradient, truth in zip(ours[: len(leaves)], wanted, strict=True):
+        close(gradient, truth, tolerance=1e-5)
+
+
+def test_says_what_is_wrong() -> None:
+    q = torch.randn(1, 1, 4, 16)
+
+    def attend(*lists: list[int]) -> None:
+        native.block_attend(q, q, q, None, [torch.tensor(x) for x in lists], 1.0)
+
+    attend([0, 2, 4], [0, 1, 2, 3], [0, 1, 3], [3, 0, 2])
+    with pytest.raises(UserError, match="every token"):
+        attend([0, 2, 3], [0, 1, 2], [0, 1, 3], [3, 0, 2])
+    with pytest.raises(UserError, match="every token"):
+        attend([0, 2, 4], [0, 1, 1, 3], [0, 1, 3], [3, 0, 2])
+    with pytest.raises(UserError, match="keys of a tile must be different tokens"):
+        attend([0, 2, 4], [0, 1, 2, 3], [0, 1, 3], [3, 2, 2])
+    with pytest.raises(UserError, match="keys of a tile must be different tokens"):
+        attend([0, 2, 4], [0, 1, 2, 3], [0, 1, 3], [4, 0, 2])
+    with pytest.raises(UserError, match="a list of keys for each tile"):
+        attend([0, 2, 4], [0, 1, 2, 3], [0, 3], [3, 0, 2])
+    with pytest.raises(UserError, match="start at 0"):
+        attend([0, 2, 4], [0, 1, 2, 3], [0, 1, 9], [3, 0, 2])

@@ -1,0 +1,112 @@
+"""The compiled module among its surroundings: paths, threads, forks, the OpenMP runtime, and life without it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import attendless
+from attendless.errors import UserError
+from attendless.sparse import foveal, native
+from native_cases import every_path, needs_kernels  # noqa: F401
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@needs_kernels
+def test_power_of_two(path: str) -> None:
+    x = torch.cat([torch.linspace(-126, 1, 200_001), torch.tensor([0.0, -127.0, -1e30, -torch.inf, torch.nan])])
+    y = torch.empty_like(x)
+    native.kernels().exp2(x.numpy(), y.numpy())
+    exact = torch.exp2(x[:-4].double())
+    assert ((y[:-4] - exact) / exact).abs().max() < 1.5e-7
+    assert y[-5:-1].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert y[-1].isnan()
+
+
+@needs_kernels
+def test_paths() -> None:
+    assert native.path() in native.paths()
+    assert "portable" in native.paths()
+    before = native.path()
+    with (
+        pytest.raises(UserError, match=r"unknown instruction path 'mmx'\. There are: .*portable"),
+        native.forced("mmx"),
+    ):
+        pass
+    assert native.path() == before
+    with pytest.raises(UserError, match=r"ATTENDLESS_NATIVE=mmx: unknown .* There are: .*portable.*, off"):
+        native._load("mmx")
+
+
+def test_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native._load("off") == (None, "turned off by ATTENDLESS_NATIVE=off")
+    monkeypatch.setattr(native, "_native", None)
+    monkeypatch.setattr(native, "reason", "gone fishing")
+    with pytest.raises(UserError, match="not available: gone fishing"):
+        native.foveal_attend(*problem(0))
+    monkeypatch.delattr(attendless, "_native", raising=False)
+    monkeypatch.setitem(sys.modules, "attendless._native", None)
+    assert "not compiled when attendless was installed" in native._load("")[1]
+
+
+@needs_kernels
+def test_arrays_are_never_converted() -> None:
+    """A silent copy would take the result with it."""
+    x = torch.zeros(4, dtype=torch.float64).numpy()
+    with pytest.raises(TypeError):
+        native.kernels().exp2(x, x)
+
+
+def problem(seed: int) -> tuple:
+    plan = foveal.layout(12, 12, 1, keep=0.2, cell=2, tile=4, coarse=4)
+    q, k, v = torch.randn(3, 1, 3, 145, 32, generator=torch.Generator().manual_seed(seed))
+    return q, k, v, None, None, [12, 12, 1, 2, 4, 4, plan.budget], 0.2
+
+
+@needs_kernels
+def test_two_threads_at_once() -> None:
+    alone = [native.foveal_attend(*problem(seed))[0] for seed in range(8)]
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            together = list(pool.map(lambda seed: native.foveal_attend(*problem(seed % 8))[0], range(64)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(x, alone[i % 8]) for i, x in enumerate(together))
+
+
+CHILD = """
+import os, sys, torch
+sys.path.insert(0, "tests")
+from test_native_runtime import problem
+from attendless.sparse import native
+torch.set_num_threads(4)
+before = native.foveal_attend(*problem(0))[0]
+child = os.fork()
+if not child:
+    same = torch.equal(before, native.foveal_attend(*problem(0))[0])
+    os._exit(0 if same else 1)
+print(native.path())
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(open("/proc/self/maps").read())
+"""
+
+
+@needs_kernels
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
+def test_in_a_process_of_its_own() -> None:
+    """The environment names the path; a fork has none of its parent's threads and must not wait for them; and there is
+    one OpenMP runtime, PyTorch's: two pools of threads would stall each other."""
+    environment = os.environ | {"ATTENDLESS_NATIVE": "portable"}
+    command = [sys.executable, "-c", CHILD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=ROOT)
+    assert done.stdout.splitlines()[:2] == ["portable", "0"], done.stderr
+    assert len({line.split()[-1] for line in done.stdout.splitlines() if "libgomp" in line or "libomp" in line}) == 1
