@@ -54,7 +54,8 @@ def _register(name: str, model: Model) -> None:
     entry.__name__ = entry.__qualname__ = name
     theirs = get_pretrained_cfg(model.weights) if model.weights else None
     # Pyramids take images of any size, also where timm's own do not.
-    ours = {**_LAYERS, "fixed_input_size": not issubclass(model.host, Pyramid)}
+    side = model.arguments.get("img_size", 224)
+    ours = {**_LAYERS, "fixed_input_size": not issubclass(model.host, Pyramid), "input_size": (3, side, side)}
     default_cfgs[name] = {**(theirs.to_dict() if theirs else _IMAGENET), **ours}
     register_model(entry)
 
@@ -123,7 +124,20 @@ def _twins_pcpvt(*depths: int) -> dict[str, Any]:
     return {**_pvt(depths), "positions": "conv"}
 
 
+#: 64 tokens and a tenth of a million parameters: for `scenes`, and for trying things within a minute.
+_MICRO = {
+    "img_size": 32,
+    "patch_size": 4,
+    "embed_dim": 64,
+    "depth": 3,
+    "num_heads": 4,
+    "mlp_ratio": 2,
+    "class_token": False,
+    "global_pool": "avg",
+}
+
 MODELS: dict[str, Model] = {
+    "columnar_micro_patch4_32": Model(Columnar, _MICRO),
     "columnar_tiny_patch16_224": Model(Columnar, {"embed_dim": 192, "num_heads": 3}, "deit_tiny_patch16_224"),
     "columnar_small_patch16_224": Model(Columnar, {"embed_dim": 384, "num_heads": 6}, "deit_small_patch16_224"),
     "columnar_base_patch16_224": Model(Columnar, {"embed_dim": 768, "num_heads": 12}, "deit_base_patch16_224"),

@@ -23,7 +23,7 @@ from torchvision import transforms
 from .recipe import Recipe
 
 #: The first word of every key, so that draws for different ends never coincide.
-PICTURE, ORDER, MIX, DROPOUT = range(4)
+PICTURE, ORDER, MIX, DROPOUT, WEIGHTS = range(5)
 
 
 def key(*numbers: int) -> int:

@@ -13,6 +13,7 @@ from torch import nn
 from ..attention.spec import Options, option, parse_options
 from ..convert import convert, open_model
 from ..errors import UserError, unknown
+from .augment import WEIGHTS, randomness
 from .data import open_splits
 from .imitation import Distillation
 from .loop import Phase
@@ -56,7 +57,7 @@ def imitate() -> list[Phase]:
 def sparsifiner() -> list[Phase]:
     """Sparsifiner's two phases: predictors from the teacher's maps, then everything from labels and teacher.
 
-    attendless distill deit_small_patch16_224 --weights F --attention sparsifiner:keep=0.25 --recipe sparsifiner --data D
+    attendless distill deit_small_patch16_224 --weights F --attention sparsifiner:keep=0.25 --recipe sparsifiner …
     Expected: 79.8 top-1 at keep 0.25 (from the paper, not re-run). Time: not measured; it wants GPUs.
     """
     both = Recipe(
@@ -105,7 +106,8 @@ def distill(
     train, val, note = open_splits(data)
     # Labels count only if they are the teacher's own classes; the pictures serve all the same.
     labelled = len(train.classes) == teacher.num_classes
-    student: Any = convert(teacher, attention, below_breakeven="keep")
+    with randomness(WEIGHTS, phases[0].recipe.seed):
+        student: Any = convert(teacher, attention, below_breakeven="keep")
     phases = fit_to(phases, student, teacher, labelled=labelled)
     set_drop(student, phases[-1].recipe)
     teacher = teacher.eval().requires_grad_(False)

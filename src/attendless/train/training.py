@@ -22,7 +22,7 @@ from ..convert.resize import input_size
 from ..errors import UserError, unknown
 from ..measure.stamp import stamp
 from ..storage import atomic
-from .augment import randomness
+from .augment import WEIGHTS, randomness
 from .data import Source, open_splits
 from .log import Log, draw_curves
 from .loop import Data, Phase, Session
@@ -30,9 +30,6 @@ from .objective import Supervised
 from .process import accelerator as make_accelerator
 from .process import only_run
 from .recipe import Recipe, Run, recipe
-
-#: The first word of the key that random weights are drawn from.
-_WEIGHTS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +67,7 @@ def train(
     if isinstance(model, nn.Module):
         built: Any = model
     else:
-        with randomness(_WEIGHTS, chosen.seed):
+        with randomness(WEIGHTS, chosen.seed):
             built = open_model(
                 model,
                 attention=attention,

@@ -1,0 +1,123 @@
+"""`scenes`: an embedded data set in which what counts is who attends to whom.
+
+A scene holds a large disc and a large frame, far apart, each in one of ten colours that stand in a circle, and small
+grey things that mean nothing. The class is the number of steps along the circle from the disc's colour to the frame's.
+
+Each of the two colours alone says nothing about the class: whatever the disc's colour, all ten classes are equally
+likely, and so for the frame. Hence a model that only adds up what it sees in single patches cannot beat chance, however
+well it sees; it must bring two distant patches together. A picture is a pure function of (seed, split, index, size).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import numpy as np
+from PIL import Image
+
+from ..attention.spec import Options, option, parse_options
+from .augment import key
+from .data import Split
+
+CELLS = 8
+#: Side of the disc and the frame, and the least number of cells between them, in cells.
+LARGE, GAP = 3, 2
+COLOURS = {
+    "red": (225, 30, 35),
+    "orange": (255, 140, 0),
+    "yellow": (255, 230, 40),
+    "lime": (150, 225, 30),
+    "green": (0, 130, 50),
+    "cyan": (60, 220, 225),
+    "blue": (25, 115, 255),
+    "navy": (30, 25, 140),
+    "purple": (145, 35, 195),
+    "pink": (255, 135, 205),
+}
+_PALETTE = np.array(list(COLOURS.values()), dtype=np.float32)
+_GREYS = np.array([[240.0] * 3, [95.0] * 3, [15.0] * 3], dtype=np.float32)
+#: Upper left cells (y, x, y, x) of the disc and of the frame.
+_FAR_APART = [
+    (*disc, *frame)
+    for disc in np.ndindex(CELLS - LARGE + 1, CELLS - LARGE + 1)
+    for frame in np.ndindex(CELLS - LARGE + 1, CELLS - LARGE + 1)
+    if max(abs(disc[0] - frame[0]), abs(disc[1] - frame[1])) >= LARGE + GAP
+]
+_SPLITS: dict[Split, int] = {"train": 0, "val": 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class SceneOptions(Options):
+    size: int = option(32, "pixels a side", low=16, high=1024)
+    train: int = option(20000, "pictures to learn from", low=1)
+    val: int = option(2000, "pictures to be judged on", low=1)
+    seed: int = option(0, "the seed of every picture", low=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenes:
+    options: SceneOptions
+    split: Split
+
+    @classmethod
+    def open(cls, text: str, split: Split) -> Scenes:
+        """`scenes`, `scenes:size=64,train=5000`."""
+        return cls(parse_options(text.partition(":")[2], SceneOptions, "scenes"), split)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(f"{steps} steps" for steps in range(len(COLOURS)))
+
+    def __len__(self) -> int:
+        return self.options.train if self.split == "train" else self.options.val
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        pixels, label = scene(self.options.seed, _SPLITS[self.split], index, self.options.size)
+        return Image.fromarray(pixels), label
+
+    def name(self, index: int) -> str:
+        return f"scene {index}"
+
+
+def scene(seed: int, split: int, index: int, size: int) -> tuple[np.ndarray, int]:
+    """Pixels [size, size, 3] and label. What is in the scene is drawn before its size matters, so size keeps it."""
+    draw = np.random.Generator(np.random.SFC64(key(seed, split, index)))
+    disc, frame = draw.integers(len(COLOURS), size=2).tolist()
+    places = _FAR_APART[draw.integers(len(_FAR_APART))]
+    things = draw.integers(CELLS * CELLS * 2 * len(_GREYS), size=5).tolist()
+    light, down, across = (draw.random(3) * (80, 40, 40) + (80, -20, -20)).tolist()
+    ramp = np.linspace(-1, 1, size, dtype=np.float32)
+    ground = draw.standard_normal((size, size), dtype=np.float32) * 6 + (light + down * ramp[:, None]) + across * ramp
+    canvas = np.empty((size, size, 3), dtype=np.float32)
+    canvas[:] = ground[..., None]
+    for thing in things:
+        thing, grey = divmod(thing, len(_GREYS))
+        cell, shape = divmod(thing, 2)
+        _paint(canvas, divmod(cell, CELLS), 1, ("cross", "triangle")[shape], _GREYS[grey])
+    _paint(canvas, places[:2], LARGE, "disc", _PALETTE[disc])
+    _paint(canvas, places[2:], LARGE, "frame", _PALETTE[frame])
+    return canvas.clip(0, 255, out=canvas).astype(np.uint8), (frame - disc) % len(COLOURS)
+
+
+def _paint(canvas: np.ndarray, cell: tuple[int, ...], cells: int, shape: str, colour: np.ndarray) -> None:
+    size = len(canvas)
+    top, left = (edge * size // CELLS for edge in cell)
+    bottom, right = ((edge + cells) * size // CELLS for edge in cell)
+    canvas[top:bottom, left:right][_mask(shape, bottom - top, right - left)] = colour
+
+
+@functools.cache
+def _mask(shape: str, height: int, width: int) -> np.ndarray:
+    """Which pixels of its box a shape covers, [height, width]."""
+    y = ((np.arange(height) + 0.5) / height * 2 - 1)[:, None]
+    x = ((np.arange(width) + 0.5) / width * 2 - 1)[None]
+    inside = {
+        "disc": np.hypot(x, y) < 1,
+        "frame": (np.maximum(abs(x), abs(y)) < 0.95) & (np.maximum(abs(x), abs(y)) > 0.35),
+        "cross": abs(abs(x) - abs(y)) < 0.4,
+        "triangle": abs(x) < (y + 1) / 2,
+    }
+    return inside[shape]
