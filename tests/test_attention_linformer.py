@@ -93,3 +93,10 @@ def test_other_prefixes_and_missing_patches_are_refused() -> None:
         module(torch.randn(1, 16, 16), Context(Grid(4, 4)))
     with pytest.raises(UserError, match="lacks patches"):
         module(torch.randn(1, 10, 16), Context(Grid(4, 4, 1, cells=torch.arange(9)[None])))
+
+
+def test_fp16_does_not_overflow_at_many_tokens() -> None:
+    grid = Grid(64, 64)
+    module = create("linformer", 16, 2, grid=grid).half()
+    x = 20 * torch.randn(1, grid.tokens, 16).half()
+    assert module(x, Context(grid))[0].isfinite().all()

@@ -111,3 +111,11 @@ def test_a_grid_shorter_than_the_ratio_has_one_key() -> None:
     module = build("reduced:ratio=4", grid)
     assert module.keys(grid) == 1
     assert module(torch.randn(2, 6, 16), Context(grid))[0].isfinite().all()
+
+
+@pytest.mark.parametrize("spec", ["reduced:ratio=8", "reduced:pool=7"])
+def test_fp16_does_not_overflow_at_many_tokens(spec: str) -> None:
+    grid = Grid(64, 64, 1)
+    module = create(spec, 16, 2, grid=grid).half()
+    x = 20 * torch.randn(1, grid.tokens, 16).half()
+    assert module(x, Context(grid))[0].isfinite().all()

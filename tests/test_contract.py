@@ -98,7 +98,7 @@ def test_macs_are_what_pytorch_counts(spec: str) -> None:
     grid = Grid(8, 8)
     module = build(spec, grid).eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        module(torch.randn(1, grid.tokens, 32), starting_context(module, 1, grid))
+        module.refine(*module(torch.randn(1, grid.tokens, 32), starting_context(module, 1, grid)))
     counted = counter.get_total_flops() // 2
     stated = module.macs(grid).total
     if module.executes_more:

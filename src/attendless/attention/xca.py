@@ -76,7 +76,7 @@ class XCAOptions(spec.Options):
 class XCA(Attention):
     name = "xca"
     Options = XCAOptions
-    examples = ("xca", "xca:plain")
+    examples = ("xca", "xca:plain", "xca:lpi")
 
     def setup(self, factory: dict[str, Any]) -> None:
         if not self.options.plain:
