@@ -18,6 +18,7 @@ from attendless.convert.breakeven import breakeven
 from attendless.convert.describe import describe
 from attendless.convert.resize import resize
 from attendless.convert.select import select_layers
+from attendless_cli.main import main
 
 EXACT = ("full", "foveal:keep=1")
 SPARSE = "foveal:keep=0.3,cell=2"
@@ -311,6 +312,10 @@ def test_opening_by_name_with_weights_of_another_size_and_classifier(tmp_path) -
     assert torch.equal(fresh.blocks[0].attn.qkv.weight, source.blocks[0].attn.qkv.weight)
     again = open_model(tmp_path / "w.safetensors", num_classes=3)
     assert again.head.weight.shape[0] == 3
+    ours = open_model("pyramid_pvt_v2_b0", attention="full", num_classes=2)
+    assert ours.attention == "full"
+    some = open_model("pyramid_pvt_v2_b0", attention="window", layers="0", num_classes=2)
+    assert some.attention.startswith("window+reduced:ratio=8/")
     with pytest.raises(UserError, match=r"do not fit the model: .* \(and \d+ more\)"):
         open_model("vit_tiny_patch16_224", weights=tmp_path / "w.pth")
 
@@ -335,6 +340,38 @@ def _entry(name: str, arguments: dict[str, object]):
 def test_opening_what_does_not_exist(name: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         open_model(name)
+
+
+def test_the_command_line(tmp_path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, report = str(tmp_path / "fast.safetensors"), str(tmp_path / "report.json")
+    words = ["convert", "deit_tiny_patch16_224", "--size", "64x96", "--attention", "window:size=2", "--layers", "1:"]
+    assert main([*words, "--check", "--out", out, "--json", report]) == 0
+    printed = capsys.readouterr().out
+    assert "11 of 12 layers converted" in printed
+    assert "outputs on 4 images" in printed
+    found = json.loads((tmp_path / "report.json").read_text())
+    assert {"stamp", "model", "size", "macs", "cap", "rows"} <= found.keys()
+    assert [row["decision"] for row in found["rows"]] == ["not chosen"] + ["converted"] * 11
+    again = str(tmp_path / "dense.safetensors")
+    assert main(["convert", out, "--attention", "full", "--out", again]) == 0
+    with torch.no_grad():
+        x = torch.randn(1, 3, 64, 96)
+        assert torch.equal(load(again)(x), convert(load(out), "full")(x))
+    with pytest.raises(SystemExit):
+        main([*words, "--out", "fast.onnx"])
+    assert "expected a name that ends in .safetensors" in capsys.readouterr().err
+
+
+@torch.no_grad()
+@pytest.mark.data
+def test_pretrained_weights_answer_the_same(data_dir) -> None:
+    weights = data_dir / "weights" / "deit_tiny_patch16_224.safetensors"
+    for size in (224, (160, 256)):
+        model = open_model("deit_tiny_patch16_224", weights=weights, size=size)
+        x = torch.rand(2, 3, *((size, size) if isinstance(size, int) else size))
+        for exact in EXACT:
+            ours = convert(model, exact, below_breakeven="keep")
+            torch.testing.assert_close(ours(x), model(x), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.slow

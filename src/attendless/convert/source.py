@@ -38,7 +38,7 @@ def open_model(
     """
     target = None if size is None else parse_size(size)
     path = Path(model)
-    if path.is_file() or path.is_dir():
+    if path.is_file() or (path.is_dir() and not timm.is_model(str(model))):
         built = load(path) if path.is_file() else huggingface.open_folder(path)
         if num_classes is not None and num_classes != built.num_classes:
             built.reset_classifier(num_classes)
@@ -47,12 +47,13 @@ def open_model(
         if target is not None:
             resize(built, target)
     else:
-        built = _create(str(model), attention, num_classes, pretrained)
+        built = _create(str(model), attention if layers is None else None, num_classes, pretrained)
         if weights is not None:
             _load_and_resize(built, read_weights(weights), num_classes, target)
         elif target is not None:
             resize(built, target)
-    if attention is None or (_is_ours(str(model)) and layers is None):
+    asked = _is_ours(str(model)) and layers is None and below_breakeven == "keep"  # then it was built with it
+    if attention is None or asked:
         return built.eval()
     return convert(built, attention, layers=layers, below_breakeven=below_breakeven).eval()
 
