@@ -1,6 +1,6 @@
 """Window attention (Swin): every patch looks at the patches of its own window.
 
-    out_i = Σ_j softmax_j(q_i·k_j / √D + b(y_j - y_i, x_j - x_i)) v_j        j in the window of i, or a prefix token
+    out_i = Σ_j softmax_j(q_i·k_j / √D + b(y_i - y_j, x_i - x_j)) v_j        j in the window of i, or a prefix token
 
 A patch at (y, x) belongs to window (⌊(y - shift) / size⌋, ⌊(x - shift) / size⌋): Swin alternates `window` with
 `window:shift=3` from layer to layer. b is Swin's learned relative position bias, one table per head; it starts at zero,
@@ -13,7 +13,8 @@ Prefix tokens are global: they look at all tokens, and every patch looks at them
 Any grid: a side that is not a multiple of `size` is padded, and padding is never looked at; a side no longer than the
 window is one window, unshifted (Swin's rule; the middle of the bias table serves it). Windows are cut by reshaping, so
 cost is linear in the tokens. Shifted windows are Swin's: the grid is rolled, and where a window then holds patches from
-two ends of the grid, a mask keeps them apart.
+two ends of the grid, a mask keeps them apart. (Where a grid needs padding timm's Swin differs: its patches also look at
+the padding and, shifted, across the edge. On multiples of the window both are the same.)
 
 Shapes: B batch · H heads · D head width · P prefix tokens · W windows · T patches of a window.
 """
