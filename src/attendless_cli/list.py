@@ -9,6 +9,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import textwrap
 
 from . import output, words
 
@@ -19,32 +20,28 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    import timm
-
     import attendless
     from attendless.attention.registry import attention_class
     from attendless.attention.spec import describe_options
+    from attendless.backbones import MODELS
 
     found = attendless.attentions()
     if args.name:
         found = {args.name: attention_class(args.name)}
     rows = [{"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()]
-    models = timm.list_models(module="attendless") or _our_models(timm)
+    models = sorted(MODELS)
     if args.name:
         _one(args.name, found[args.name], rows[0]["options"])
     else:
         table = [(name, _first_line(cls), _option_text(cls)) for name, cls in found.items()]
         output.print_table("attentions", ("attention", "what it is", "options"), table)
-        print(f"\nmodels: {', '.join(models) or 'none of our own'}")
-        print("        and any VisionTransformer of timm: `python -c 'import timm; print(timm.list_models())'`")
-        print("\nOne in full: attendless list NAME")
+        print(
+            textwrap.fill(
+                f"models: {', '.join(models)}; and every VisionTransformer of timm", 118, subsequent_indent="  "
+            )
+        )
+        print("\none attention in full: attendless list NAME")
     output.write_json(args.json, {"attentions": rows, "reducers": [], "models": models})
-
-
-def _our_models(timm: object) -> list[str]:
-    from timm.models._registry import _model_entrypoints
-
-    return sorted(name for name, entry in _model_entrypoints.items() if entry.__module__.startswith("attendless."))
 
 
 def _first_line(cls: type) -> str:
