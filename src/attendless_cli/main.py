@@ -22,6 +22,7 @@ VERBS = {
     "tune": "search per-layer settings that keep the answers and save milliseconds",
     "train": "train a model",
     "distill": "train a model that attends less to answer as its teacher does",
+    "compare": "train and measure attentions under identical conditions, with a report",
     "list": "the attentions and models that exist",
     "papers": "the papers' tables, counted again",
     "doctor": "what this installation and this machine can do",

@@ -74,12 +74,25 @@ def bench(
     `settings` are those of `Settings`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`, `throughput` or
     `parts` to leave one out. Print the result for a summary; `as_dict()` is its JSON.
     """
+    return bench_all([model], like, size=size, name=name, **settings)[0]
+
+
+def bench_all(
+    models: Sequence[nn.Module],
+    like: nn.Module | None = None,
+    *,
+    size: Size | None = None,
+    name: str | None = None,
+    **settings: Any,
+) -> list[Measurement]:
+    """As `bench`, for several models that race together: their times belong to the same minutes of one machine."""
     how = Settings(**settings)
-    dense = like if like is not None else original(model)
-    pixels = parse_size(size) if size is not None else input_size(model)
-    model, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (model, dense))
+    dense = like if like is not None else original(models[0])
+    pixels = parse_size(size) if size is not None else input_size(models[0])
+    *sized, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (*models, dense))
     with _threads(how.threads):
-        return _rows(_time([described(model)], described(dense), pixels, how), name or _name(model), how)[0]
+        timed = _time([described(model) for model in sized], described(dense), pixels, how)
+        return _rows(timed, name or _name(models[0]), how)
 
 
 def bench_rows(

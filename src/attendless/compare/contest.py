@@ -1,0 +1,126 @@
+"""`compare`: plan the runs, carry out those that are not done, measure what each attention costs, write it all down."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from ..errors import UserError
+from ..train.data import open_data
+from ..train.process import only_run
+from . import build, cost, results, schedule
+from .plan import ATTENTIONS, MODEL, RECIPE, SEEDS, Contestant, plan, recall, remember
+from .report import write_report
+from .run import Job, Outcome, finished
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What a comparison found: `rows` as in `results.json`, the runs that failed, and where the report is."""
+
+    out: Path
+    rows: list[dict[str, Any]]
+    stamp: dict[str, Any]
+    failed: dict[str, str]
+
+    @property
+    def report(self) -> Path:
+        return self.out / "report.html"
+
+    def __str__(self) -> str:
+        return results.markdown(self.rows)
+
+
+def compare(
+    models: str | Sequence[str] = MODEL,
+    attentions: Sequence[str] = ATTENTIONS,
+    *,
+    patches: Sequence[int | None] = (None,),
+    data: str | Sequence[str] = "scenes",
+    recipes: str | Sequence[str] = RECIPE,
+    seeds: Sequence[int] = SEEDS,
+    out: str | Path = "attendless-out/compare",
+    jobs: int | None = None,
+    threads: int = 1,
+    workers: int = 0,
+    device: str = "auto",
+    ray: str | None = None,
+    factors: Sequence[int] = cost.FACTORS,
+    budget: float = cost.BUDGET,
+    command: str = "",
+    say: Callable[[str], None] = lambda text: None,
+    **fields: Any,
+) -> Results:
+    """Train every attention in every setting from every seed, measure each, and write results and report to `out`.
+
+    `fields` replace fields of the recipes (`epochs=5`). What `out` already holds is not done again: a comparison that
+    was killed goes on, and one that is given another attention adds its rows.
+    """
+    out = Path(out)
+    if not seeds:
+        raise UserError("compare needs a seed to start from: give at least one")
+    asked = plan(_list(models), attentions, patches, _list(data), _list(recipes), fields)
+    classes = check(asked)
+    with only_run(out):
+        remember(out, asked, command)
+        at_once = jobs or (schedule.cores() // threads or 1)
+        plugins = tuple(
+            str(module.__file__) for name, module in sys.modules.items() if name.startswith("attendless_plugin_")
+        )
+        every = [
+            Job(c, seed, str(out / c.folder / f"seed-{seed}"), threads, workers, device, plugins)
+            for seed in seeds
+            for c in asked
+        ]
+        failed = carry_out(every, schedule.ray(ray) if ray else schedule.local(at_once), say)
+        for setting, group in groupby(asked, key=lambda c: c.setting):
+            missing = [c for c in group if cost.measured(out / c.folder) is None]
+            if missing:
+                measuring = {"threads": threads, "jobs": at_once, "factors": factors, "budget": budget}
+                cost.measure(missing, out, classes[setting.data], say=say, **measuring)
+        contestants, commands = recall(out)
+        rows, stamp = results.gather(out, contestants, failed)
+        results.write(out, rows, stamp, commands)
+        write_report(out, contestants, rows, stamp, commands)
+    return Results(out, rows, stamp, failed)
+
+
+def check(contestants: Sequence[Contestant]) -> dict[str, int]:
+    """Build every model before any is trained, so that a mistake shows now. Returns the classes of each data set."""
+    classes: dict[str, int] = {}
+    for contestant in contestants:
+        data = contestant.setting.data
+        if data not in classes:
+            classes[data] = len(open_data(data, "train").classes)
+        if not classes[data]:
+            raise UserError(f"--data {data!r} has pictures without labels: comparing needs one folder per class")
+        build.build(contestant, classes[data])
+    return classes
+
+
+def carry_out(jobs: Sequence[Job], scheduler: schedule.Scheduler, say: Callable[[str], None]) -> dict[str, str]:
+    """Carry out the runs that are not finished; returns why those failed that did, by their folder."""
+    to_do = [job for job in jobs if finished(Path(job.folder)) is None]
+    if len(to_do) < len(jobs):
+        say(f"{len(jobs) - len(to_do)} of {len(jobs)} runs were finished before")
+    failed = {}
+    for i, outcome in enumerate(scheduler(to_do), start=1):
+        say(f"{i}/{len(to_do)} {_told(outcome)}")
+        if outcome.result is None:
+            failed[outcome.job.folder] = outcome.reason
+    return failed
+
+
+def _told(outcome: Outcome) -> str:
+    result = outcome.result
+    if result is None:
+        return f"{outcome.job.name}: {outcome.reason}"
+    return f"{outcome.job.name}: {result['top1']:.2f} % after {result['seconds']:.0f} s"
+
+
+def _list(value: str | Sequence[str]) -> list[str]:
+    return [value] if isinstance(value, str) else list(value)

@@ -1,0 +1,108 @@
+"""Who carries out the runs: processes of this machine, or a Ray cluster. Either gives the same results.
+
+A run has its number of threads fixed, and computes alone in its process, so that its numbers do not depend on how many
+others there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from unittest import mock
+
+from ..errors import UserError
+from .run import Job, Outcome, run
+
+Scheduler = Callable[[Sequence[Job]], Iterator[Outcome]]
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def local(count: int) -> Scheduler:
+    """Up to `count` runs at a time, each in a process of its own on this machine."""
+
+    def schedule(jobs: Sequence[Job]) -> Iterator[Outcome]:
+        if not jobs:
+            return
+        spawn = multiprocessing.get_context("spawn")
+        pool = ProcessPoolExecutor(min(count, len(jobs)), mp_context=spawn, initializer=_begin, initargs=(os.getpid(),))
+        try:
+            for future in as_completed([pool.submit(run, job) for job in jobs]):
+                yield future.result()
+        except BrokenProcessPool:
+            raise UserError(
+                "a run's process was killed, perhaps for want of memory: give the same command again to go on, with "
+                "fewer --jobs if need be"
+            ) from None
+        except BaseException:
+            # Asked by SIGTERM, a run saves where it is before it ends.
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    return schedule
+
+
+def _begin(parent: int) -> None:
+    """Set up a worker: the parent decides about Ctrl-C, and if the parent is killed the worker goes with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def ray(address: str) -> Scheduler:
+    """Every run as a task of the Ray cluster at `address` (`local` starts one here, `auto` joins one that runs).
+
+    The folder of results must be on a file system that all its machines share.
+    """
+
+    def schedule(jobs: Sequence[Job]) -> Iterator[Outcome]:
+        try:
+            import ray as cluster
+        except ImportError:
+            raise UserError("--ray needs Ray: pip install 'attendless[cluster]'") from None
+        if not jobs:
+            return
+        with _own_home():
+            try:
+                cluster.init(
+                    address=address, include_dashboard=False if address == "local" else None, log_to_driver=False
+                )
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise UserError(f"--ray {address}: no Ray cluster answers there: {error}") from None
+            try:
+                task = cluster.remote(run)
+                # A run that loses its machine resumes on another.
+                pending = [task.options(num_cpus=job.threads, max_retries=3).remote(job) for job in jobs]
+                while pending:
+                    done, pending = cluster.wait(pending, num_returns=1)
+                    yield cluster.get(done[0])
+            finally:
+                cluster.shutdown()
+
+    return schedule
+
+
+@contextlib.contextmanager
+def _own_home() -> Iterator[None]:
+    """Ray writes into the home folder and reports its use over the network; here it does neither."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        with mock.patch.dict(os.environ, {"HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}):
+            yield

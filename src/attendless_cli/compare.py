@@ -1,0 +1,99 @@
+"""Compare attentions fairly: each is trained from the same initial weights on the same pictures in the same order, then
+measured by turns against the dense model. The folder gets results.json, .csv, .md and .tex, and a report.html that
+needs nothing else. The same command on the same folder goes on where it stopped; another attention adds its row.
+
+examples:
+  attendless compare
+  attendless compare --attention full foveal:keep=0.1 window:size=4 --seeds 0 1 2 --out runs/mine
+  attendless compare deit_tiny_patch16_224 --patch 8 16 --data imagenette --recipe quick --size 160 --out runs/nette
+  attendless --plugin mine.py compare --attention full mine --out runs/mine
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import fields, output, words
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    from attendless.train.recipe import Recipe
+
+    model = "timm or attendless model names, or files (default: a ViT of under 0.5 M parameters)"
+    parser.add_argument("model", metavar="MODEL", nargs="*", help=model)
+    attention = "attention specs (default: one of every kind); `attendless list` shows them"
+    parser.add_argument("--attention", metavar="A", nargs="+", default=[], help=attention)
+    parser.add_argument(
+        "--patch",
+        metavar="P",
+        nargs="+",
+        type=words.positive,
+        default=[None],
+        help="patch sizes (default: the model's)",
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", nargs="+", default=["scenes"], help="folders of images (default: scenes, embedded)"
+    )
+    parser.add_argument("--recipe", metavar="R", nargs="+", default=[], help="recipes (default: scenes)")
+    parser.add_argument("--seeds", metavar="N", nargs="+", type=int, default=[], help="seeds (default: 0 1)")
+    parser.add_argument("--out", metavar="DIR", default="attendless-out/compare", help="folder (default: %(default)s)")
+    parser.add_argument("--jobs", metavar="J", type=words.positive, help="runs at a time (default: one per core)")
+    parser.add_argument(
+        "--threads",
+        metavar="T",
+        type=words.positive,
+        default=1,
+        help="threads of each run and measurement (default: 1)",
+    )
+    parser.add_argument("--workers", metavar="W", type=int, default=0, help="processes that prepare a run's images")
+    parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, mps")
+    parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, `auto` or `local`")
+    parser.add_argument(
+        "--budget", metavar="S", type=float, default=2.0, help="seconds of timing per attention and size (default: 2)"
+    )
+    parser.add_argument(
+        "--larger", metavar="F", nargs="*", type=words.positive, default=[2, 4],
+        help="also measure cost at images F times as large (default: 2 4)",
+    )  # fmt: skip
+    words.json(parser)
+    fields.add(parser, "the recipe's fields", Recipe)
+
+
+def run(args: argparse.Namespace) -> int:
+    import shlex
+
+    from attendless.compare import compare
+    from attendless.compare.plan import ATTENTIONS, MODEL, RECIPE, SEEDS
+    from attendless.compare.results import table
+    from attendless.measure.stamp import stamp_line
+    from attendless.train import Recipe
+
+    changed = fields.given(args, Recipe)
+    seed = changed.pop("seed", None)
+    found = compare(
+        args.model or MODEL,
+        args.attention or ATTENTIONS,
+        patches=args.patch,
+        data=args.data,
+        recipes=args.recipe or RECIPE,
+        seeds=args.seeds or (SEEDS if seed is None else (seed,)),
+        out=args.out,
+        jobs=args.jobs,
+        threads=args.threads,
+        workers=args.workers,
+        device=args.device,
+        ray=args.ray,
+        factors=(1, *args.larger),
+        budget=args.budget,
+        command=shlex.join(["attendless", *sys.argv[1:]]),
+        say=lambda text: print(text, file=sys.stderr, flush=True),
+        **changed,
+    )
+    columns, cells = table(found.rows)
+    output.print_table("compare", columns, cells, note=stamp_line(found.stamp))
+    for folder, reason in found.failed.items():
+        print(f"{folder}: {reason}", file=sys.stderr)
+    output.write_json(args.json, {"rows": found.rows})
+    print(f"report: {found.report}")
+    return 1 if found.failed else 0
