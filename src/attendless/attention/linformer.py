@@ -63,6 +63,7 @@ class Linformer(Attention):
         sets = 1 if self.options.shared else 2
         self.down = nn.Parameter(torch.empty(sets, averages, tokens, **factory).uniform_(-1, 1) * tokens**-0.5)
         bias = nn.Parameter(torch.zeros(sets, averages, 1, **factory)) if self.options.bias else None
+        self.down_bias: nn.Parameter | None
         self.register_parameter("down_bias", bias)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
