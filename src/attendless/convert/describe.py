@@ -46,7 +46,7 @@ class Description:
     arguments: dict[str, Any]
 
     def build(self, attention: str | list[Spec] = "full") -> nn.Module:
-        """The model with weights yet to be loaded: those of timm's are left as memory was found."""
+        """The model with weights yet to be loaded: what they are now is not to be relied on."""
         given: Any = attention
         if self.host == "pyramid" and not isinstance(attention, str):
             rest = iter(attention)
@@ -67,7 +67,7 @@ class Description:
 
     def _arguments(self) -> dict[str, Any]:
         layers = {name: layer(value) for name, value in self.arguments.items() if name.endswith("_layer")}
-        skip = {} if self.host == "pyramid" else {"weight_init": "skip"}
+        skip = {"weight_init": "skip"} if self.host == "columnar" else {}
         return {**self.arguments, **layers, **skip}
 
 
@@ -82,12 +82,20 @@ def describe(model: Any) -> Description:
         raise UserError(f"{type(model).__name__} is not supported: expected one of {known}")
     host, arguments = _READ[type(model)]
     description = Description(host, arguments(model))
-    with torch.device("meta"):
-        found = differences(model, description.build())
+    found = differences(model, _empty(description))
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise UserError(f"this {type(model).__name__} cannot be rebuilt: {'; '.join(found[:3])}{more}")
     return description
+
+
+def _empty(description: Description) -> nn.Module:
+    """The model without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            return description.build()
+    except RuntimeError:  # timm before 1.0.21 reads values of tensors while it builds
+        return description.build()
 
 
 def differences(model: nn.Module, rebuilt: nn.Module) -> list[str]:

@@ -52,6 +52,8 @@ class TimmBlock(nn.Module):
             self.add_module(name, attn if name == "attn" else child)
         for name, value in block.named_parameters(recurse=False):
             self.register_parameter(name, value)
+        if hasattr(block, "drop_path"):  # timm before 1.0.21: one in XCiT's block for all its branches
+            self.drop_path1 = self.drop_path2 = self.drop_path3 = block.drop_path
 
     def attend(self, x: Tensor, grid: Grid, scale: Tensor | float = 1.0) -> Tensor:
         """x [B, N, C] → x + attention of its norm."""
