@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..sparse import foveal as definition
+from ..sparse import native, ops  # noqa: F401 - `ops` registers torch.ops.attendless
 from . import spec
 from .contract import Attention, Choice, Context, Grid
 from .registry import register
@@ -60,7 +61,22 @@ class Foveal(Attention):
         return None
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:
-        return Choice("torch", "dense products with a mask: the definition itself")
+        return executor(self.qkv.weight.dtype, self.qkv.weight.device, self.attn_drop.p if self.training else 0.0)
+
+
+def executor(dtype: torch.dtype, device: torch.device, dropout: float) -> Choice:
+    """Who computes it. Both compute the same function, so this is about speed alone."""
+    if not native.available:
+        why = native.reason
+    elif device.type != "cpu":
+        why = f"the native kernels run on the CPU, the tensors are on {device.type}"
+    elif dtype == torch.float64:
+        why = "the native kernels compute in 32-bit floats"
+    elif dropout:
+        why = "the native kernels do not drop attention weights at random"
+    else:
+        return Choice("native", "one fused kernel chooses and attends")
+    return Choice("torch", f"dense products with a mask: {why}")
 
 
 def foveal(
@@ -75,5 +91,7 @@ def foveal(
     dropout: float = 0.0,
 ) -> Tensor:
     """Choose and attend: q, k [B, H, N, D], v [B, H, N, ·] → [B, H, N, ·]."""
+    if executor(q.dtype, q.device, dropout).path == "native":
+        return torch.ops.attendless.foveal(q, k, v, key_bias, places, list(dataclasses.astuple(layout)), scale)[0]
     chosen = definition.select(q, k, layout, scale=scale, key_bias=key_bias, places=places)
     return definition.attend(q, k, v, chosen, layout, scale=scale, key_bias=key_bias, places=places, dropout=dropout)
