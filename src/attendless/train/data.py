@@ -82,6 +82,8 @@ def load_image(path: str | Path) -> Image.Image:
     EXIF rotation is applied; greyscale (8 and 16 bit), palette, CMYK and transparent pictures become RGB.
     """
     try:
+        if not os.path.isfile(path):  # a pipe would wait for ever
+            raise OSError("no such file" if not os.path.lexists(path) else "not a regular file")
         with Image.open(path) as image:
             image.load()
             return _rgb(_upright(image))

@@ -45,7 +45,9 @@ class Cifar:
     @classmethod
     def open(cls, root: Path, split: Split) -> Cifar:
         hundred = (root / "train.bin").is_file()
-        train = ["train.bin"] if hundred else sorted(p.name for p in root.glob("data_batch_*.bin"))
+        train = (
+            ["train.bin"] if hundred else sorted(p.name for p in root.glob("data_batch_*.bin")) or ["data_batch_1.bin"]
+        )
         files = train if split == "train" else ["test.bin" if hundred else "test_batch.bin"]
         width = _PIXELS + (2 if hundred else 1)
         parts = []

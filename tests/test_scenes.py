@@ -1,0 +1,92 @@
+"""The embedded data set: the same pictures everywhere, and a class that no single patch betrays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from attendless.errors import UserError
+from attendless.train import open_data, train
+from attendless.train.data import open_splits
+from attendless.train.scenes import _FAR_APART, COLOURS, LARGE, scene
+
+
+def test_a_picture_is_a_function_of_its_key() -> None:
+    first, label = scene(0, 0, 5, 32)
+    again, same = scene(0, 0, 5, 32)
+    assert np.array_equal(first, again)
+    assert label == same
+    others = [scene(1, 0, 5, 32)[0], scene(0, 1, 5, 32)[0], scene(0, 0, 6, 32)[0]]
+    assert not any(np.array_equal(first, other) for other in others)
+    # The very bytes, so that results can be compared between machines.
+    assert (int(first.astype(np.int64).sum()), label) == EXPECTED
+
+
+EXPECTED = (404223, 4)
+
+
+def test_size_changes_the_pixels_not_the_scene() -> None:
+    for index in range(20):
+        small, label = scene(0, 0, index, 32)
+        large, same = scene(0, 0, index, 128)
+        assert label == same
+        shrunk = large.reshape(32, 4, 32, 4, 3).mean((1, 3))
+        assert np.abs(shrunk - small).mean() < 12
+
+
+def test_the_label_is_the_step_between_two_distant_colours() -> None:
+    """Found again in the pixels: the disc's middle is filled, the frame's is not."""
+    palette = np.array(list(COLOURS.values()))
+    for index in range(50):
+        pixels, label = scene(3, 0, index, 64)
+        distance = np.abs(pixels[None].astype(int) - palette[:, None, None]).sum(-1)
+        seen = [colour for colour in range(10) if (distance[colour] == 0).sum() > 40]
+        if len(seen) == 1:
+            assert label == 0
+            continue
+        first, second = seen
+        filled = {}
+        for colour in seen:
+            rows, columns = np.nonzero(distance[colour] == 0)
+            middle = (rows.min() + rows.max()) // 2, (columns.min() + columns.max()) // 2
+            filled[colour] = distance[colour][middle] == 0
+        disc, frame = (first, second) if filled[first] else (second, first)
+        assert label == (frame - disc) % 10
+
+
+def test_they_are_far_apart() -> None:
+    assert all(max(abs(a - c), abs(b - d)) >= LARGE + 2 for a, b, c, d in _FAR_APART)
+    assert len(_FAR_APART) > 50
+
+
+def test_classes_are_balanced() -> None:
+    source = open_data("scenes:size=16,train=2000", "train")
+    counts = np.bincount([source[i][1] for i in range(2000)], minlength=10)
+    assert counts.min() > 150
+
+
+def test_options() -> None:
+    learn, judge, _ = open_splits("scenes:size=48,train=30,val=7")
+    assert (len(learn), len(judge), learn[0][0].size) == (30, 7, (48, 48))
+    with pytest.raises(IndexError):
+        learn[30]
+    with pytest.raises(UserError, match="size"):
+        open_data("scenes:colour=3")
+    with pytest.raises(UserError, match="16 to 1024"):
+        open_data("scenes:size=2")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_attention_solves_it_and_single_patches_do_not(tmp_path: Path, seed: int) -> None:
+    """A tenth of a million parameters, 64 tokens, a minute of two cores; chance is 10 percent."""
+    found = {}
+    for attention in ("full", "window:size=1"):
+        out = tmp_path / attention.replace(":", "-")
+        result = train("columnar_micro_patch4_32", "scenes", attention=attention, recipe="scenes", out=out, seed=seed)
+        found[attention] = result.metrics["top1"]
+    print(seed, found)
+    assert found["full"] >= 90
+    assert found["window:size=1"] <= 13
