@@ -1,6 +1,6 @@
 """How does cost grow with the tokens? One layer of every attention against full attention, in one run.
 
-    python benchmarks/growth.py [SPEC …] [--sides 16 24 32 48 64] [--dim 384] [--heads 6] [--threads 1] [--json F]
+    python benchmarks/growth.py [SPEC …] [--sides 16 24 32 48 64] [--prefix 0] [--threads 1] [--markdown] [--json F]
 
 At each side the layers (projections included) take turns on the same tokens of a square grid. Printed: milliseconds,
 the exponent that fits time ~ tokens^exponent over all sides (and the same for multiply-accumulates), and how many times
@@ -35,7 +35,15 @@ LINEAR = (
     "window:shift=3",
     "reduced:pool=7",
 )
-OTHERS = ("reduced", "reduced:ratio=4", "linformer:ratio=8,shared,bias")
+OTHERS = (
+    "reduced",
+    "reduced:ratio=4",
+    "linformer:ratio=8,shared,bias",
+    "axial",
+    "bigbird",
+    "foveal:keep=0.25",
+    "foveal:keep=0.1",
+)
 #: Room for what a clock on a busy machine adds to an exponent of 1, caches outgrown included.
 NEARLY_LINEAR = 1.25
 
@@ -44,11 +52,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("specs", nargs="*", default=[*LINEAR, *OTHERS])
     parser.add_argument("--sides", type=int, nargs="+", default=[16, 24, 32, 48, 64])
+    parser.add_argument("--prefix", type=int, default=0, help="class and register tokens in front of the grid")
     parser.add_argument("--dim", type=int, default=384)
     parser.add_argument("--heads", type=int, default=6)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=25, help="rounds at each side, at least")
     parser.add_argument("--budget", type=float, default=15.0, help="seconds of measurement for each side")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--json", help="write the rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -57,11 +67,11 @@ def main() -> None:
     print(stamp_line(machine))
     print(f"one layer, width {options.dim}, {options.heads} heads, batch 1, fp32; milliseconds by tokens", flush=True)
     specs = ["full", *(spec for spec in options.specs if spec != "full")]
-    tokens = [side**2 for side in options.sides]
+    tokens = [side**2 + options.prefix for side in options.sides]
     times: dict[str, list[float]] = {spec: [] for spec in specs}
     macs: dict[str, list[int]] = {spec: [] for spec in specs}
     for side in options.sides:
-        grid = Grid(side, side)
+        grid = Grid(side, side, options.prefix)
         layers = {spec: create(spec, options.dim, options.heads, grid=grid).eval() for spec in specs}
         x = torch.randn(1, grid.tokens, options.dim)
         result = race(
@@ -73,16 +83,17 @@ def main() -> None:
             times[spec].append(result.median(spec))
             macs[spec].append(layer.macs(grid).total)
 
-    print(f"{'attention':<32}" + "".join(f"{n:>9}" for n in tokens) + "  time^   MACs^   vs full (quartiles)")
+    columns = ["attention", *(f"{n:,}" for n in tokens), "time^", "MACs^", f"vs full at {tokens[-1]:,}"]
+    line = markdown if options.markdown else plain
+    print(line(columns))
+    if options.markdown:
+        print(line(["---"] * len(columns)))
     rows, failed = [], []
     for spec in specs:
         versus = result.compare(spec, "full")
         grown, counted = exponent(tokens, times[spec]), exponent(tokens, macs[spec])
-        print(
-            f"{spec:<32}"
-            + "".join(f"{1e3 * seconds:9.2f}" for seconds in times[spec])
-            + f"{grown:7.2f} {counted:7.2f} {versus.ratio:8.2f}x ({versus.quartiles[0]:.2f}–{versus.quartiles[1]:.2f})"
-        )
+        quartiles = f"{versus.ratio:.2f}x ({versus.quartiles[0]:.2f}–{versus.quartiles[1]:.2f})"
+        print(line([spec, *(f"{1e3 * s:.2f}" for s in times[spec]), f"{grown:.2f}", f"{counted:.2f}", quartiles]))
         if spec in LINEAR and not (grown <= NEARLY_LINEAR and versus.ratio > 1):
             failed.append(spec)
         points = zip(tokens, times[spec], macs[spec], strict=True)
@@ -92,6 +103,14 @@ def main() -> None:
     write_json(options.json, {"stamp": machine, "rows": rows})
     if failed:
         sys.exit(f"not linear, or slower than full attention: {', '.join(failed)}")
+
+
+def plain(cells: Sequence[str]) -> str:
+    return f"{cells[0]:<32}" + "".join(f"{cell:>9}" for cell in cells[1:-1]) + f"  {cells[-1]}"
+
+
+def markdown(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def call(layer: Attention, x: torch.Tensor, context: Context) -> Callable[[], None]:
