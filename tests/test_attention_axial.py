@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attendless import Context, Grid, UserError, create
+from attendless.attention import axial as axial_file
 from attendless.attention.axial import axial
 from attendless.attention.full import full
 from attendless.sparse.patterns import axial_pattern
@@ -21,6 +24,9 @@ def test_axial_equals_its_definition(height: int, width: int, prefix: int, seed:
     q, k = torch.randn(2, 2, 1, N, 4, requires_grad=True).unbind(0)
     v, weight = torch.randn(2, 1, N, 3, requires_grad=True), torch.randn(2, 1, N, 3)
     out = axial(q, k, v, height, width, prefix=prefix, scale=0.7)
+    with mock.patch.object(axial_file, "_SCORES", 1):
+        one_image_at_a_time = axial(q, k, v, height, width, prefix=prefix, scale=0.7)
+    torch.testing.assert_close(one_image_at_a_time, out, atol=1e-6, rtol=1e-5)
     rows = []
     for i in range(N):
         y, x = divmod(i - prefix, width)

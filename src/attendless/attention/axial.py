@@ -13,19 +13,33 @@ Shapes: B batch · H heads · N tokens · D head width · h, w height and width 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..sparse.blocks import few_at_a_time
 from .contract import Attention, Choice, Context, Grid
 from .full import full
 from .registry import register
+
+#: Scores laid out at a time on a CPU: a megabyte.
+_SCORES = 2**18
 
 
 def axial(
     q: Tensor, k: Tensor, v: Tensor, height: int, width: int, *, prefix: int = 0, scale: float, dropout: float = 0.0
 ) -> Tensor:
     """q, k, v [B, H, P + h·w, ·] → [B, H, P + h·w, ·]."""
+    run = partial(_axial, height=height, width=width, prefix=prefix, scale=scale, dropout=dropout)
+    scores = q.shape[1] * height * width * (height + width + prefix)
+    return few_at_a_time(run, _SCORES // scores, q, k, v)
+
+
+def _axial(
+    q: Tensor, k: Tensor, v: Tensor, height: int, width: int, prefix: int, scale: float, dropout: float
+) -> Tensor:
     q_hw, k_hw, v_hw = (x[:, :, prefix:].unflatten(2, (height, width)) for x in (q * scale, k, v))
     k_P, v_P = k[:, :, None, :prefix], v[:, :, None, :prefix]
 

@@ -11,7 +11,8 @@ a row · m keys in a row.
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -100,24 +101,38 @@ def _pad(lists: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return padded, real
 
 
+def large_products(q: Tensor) -> bool:
+    """Whether to compute everything at once: a GPU prefers that, and a compiler would unroll any loop."""
+    return q.device.type != "cpu" or torch.compiler.is_compiling()
+
+
+def few_at_a_time(
+    run: Callable[[Tensor, Tensor, Tensor], Tensor], images: int, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """`run(q, k, v)`; on a CPU for few images at a time, so that what it makes on the way stays in the cache."""
+    if large_products(q) or images >= len(q):
+        return run(q, k, v)
+    parts = zip(*(x.split(max(1, images)) for x in (q, k, v)), strict=True)
+    return torch.cat([run(*part) for part in parts])
+
+
 def block_attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
     """q, k [B, H, N, D] and v [B, H, N, ·] → [B, H, N, ·]: each query attends to the keys its pattern shows it."""
-    # A CPU is quickest with copies that fit its cache: an image, and a few rows of it, at a time. A compiler would
-    # unroll those loops, and a GPU prefers large products: they take the batch and a whole bucket at once.
-    if q.device.type != "cpu" or torch.compiler.is_compiling():
-        return _gather_and_attend(q, k, v, plan, scale, dropout, at_once=None)
+    if len(plan.everything) == q.shape[2]:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
     at_once = _GATHERED
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         # The gradient of a gather is as large as all there was to gather from: no more of them than pay.
         at_once = max(_GATHERED, q.shape[1] * q.shape[2])
-    images = zip(q.split(1), k.split(1), v.split(1), strict=True)
-    return torch.cat([_gather_and_attend(*image, plan, scale, dropout, at_once) for image in images])
+    run = partial(_gather_and_attend, plan=plan, scale=scale, dropout=dropout, at_once=at_once)
+    gathered = sum(bucket.keys.numel() for bucket in plan.buckets)
+    return few_at_a_time(run, at_once // max(1, gathered), q, k, v)
 
 
 def _gather_and_attend(
-    q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, dropout: float, at_once: int | None
+    q: Tensor, k: Tensor, v: Tensor, plan: Plan, scale: float, dropout: float, at_once: int
 ) -> Tensor:
-    """Gather `at_once` keys (None: a bucket's) at a time, attend, and put the results in order."""
+    """Gather about `at_once` keys at a time, attend, and put the results in order."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
         mask = None if real is None else real[None, :, None, :]
@@ -133,7 +148,7 @@ def _gather_and_attend(
     results = [attend(q.index_select(2, plan.everything.to(device)), k, v)] if len(plan.everything) else []
     for bucket in plan.buckets:
         R, m = bucket.keys.shape
-        step = R if at_once is None else max(1, at_once // m)
+        step = R if large_products(q) else max(1, at_once // (B * m))
         for start in range(0, R, step):
             some = slice(start, start + step)
             longest, shortest = bucket.lengths[some][0], bucket.lengths[some][-1]
