@@ -22,6 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from attendless.backbones import is_host
     from attendless.convert import convert, open_model
     from attendless.measure.macs import input_size, layers
 
@@ -31,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
             model = open_model(
                 args.model, attention=attention, weights=args.weights, pretrained=args.pretrained, size=size
             )
-            model = model if hasattr(model, "layers") else convert(model, "full")
+            model = model if is_host(model) else convert(model, "full")
             found = layers(model, size)
             row = _row(args.model, model, found, size or input_size(model))
             rows.append(row)

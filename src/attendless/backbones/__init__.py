@@ -1,7 +1,14 @@
 """Hosts: what attentions live in. Importing them registers our models in timm."""
 
+from typing import Any
+
 from .columnar import Columnar, ColumnarDistilled
 from .models import MODELS
 from .pyramid import Pyramid
 
-__all__ = ["MODELS", "Columnar", "ColumnarDistilled", "Pyramid"]
+__all__ = ["MODELS", "Columnar", "ColumnarDistilled", "Pyramid", "is_host"]
+
+
+def is_host(model: Any) -> bool:
+    """Whether a model is one of our hosts: it passes the context and knows its own cost, layer by layer."""
+    return isinstance(model, Columnar | ColumnarDistilled | Pyramid)

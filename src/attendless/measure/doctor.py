@@ -59,9 +59,9 @@ def _machine() -> list[Finding]:
 def _kernels() -> Finding:
     from ..sparse import native
 
-    if native.available():
-        return Finding("native kernels", native.path(), "sparse attention runs in compiled code")
-    return Finding("native kernels", "absent", native.reason(), ok=False)
+    if native.available:
+        return Finding("native kernels", str(native.path()), f"instruction paths here: {', '.join(native.paths())}")
+    return Finding("native kernels", "absent", native.reason, ok=False)
 
 
 def _bf16() -> Finding:

@@ -14,13 +14,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..attention import Macs
+from ..backbones import is_host
 from ..backbones.cost import Layer
 from ..errors import UserError
 
 
 def layers(model: nn.Module, size: int | tuple[int, int] | None = None) -> list[Layer]:
     """A host's cost layer by layer, for one image of `size` (its own size if none is given)."""
-    if not hasattr(model, "layers"):
+    if not is_host(model):
         raise UserError(
             f"{type(model).__name__} is not an attendless host: convert it first, or count it by running it"
         )
@@ -29,7 +30,7 @@ def layers(model: nn.Module, size: int | tuple[int, int] | None = None) -> list[
 
 def count(model: nn.Module, size: int | tuple[int, int] | None = None) -> Macs:
     """Multiply-accumulates of one image: by formula where the model knows its own, otherwise by running it."""
-    if hasattr(model, "layers"):
+    if is_host(model):
         return sum((layer.macs for layer in layers(model, size)), start=Macs())
     return count_by_running(model, size)
 
