@@ -14,7 +14,7 @@ draws its own random blocks, among those that window and global leave out. They 
 state dict. A layer draws its seed when it is made, unless the option `seed` gives one.
 
 BBViT's released code switches no keys. It switches which blocks of *queries* answer at all, each with the whole
-pattern, and the others output zeros: `form=1d,gate=W` and so on. That is what its table of R, W and G was made with.
+pattern, and the others output zeros: `form=1d,gate=W` and so on. By that code, its table's R, W and G mean this.
 """
 
 from __future__ import annotations
