@@ -244,6 +244,7 @@ def _row(timed: _Timed, name: str, how: Settings) -> Measurement:
         dense_throughput=dense.rate[1],
         peak_memory_mb=alone.memory.peak if alone.memory else None,
         dense_peak_memory_mb=dense.memory.peak if dense.memory else None,
+        process_memory_mb=alone.memory.process if alone.memory else None,
         attention_share=share,
         cap=cap(share),
         time_share=of_time,

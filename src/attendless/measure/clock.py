@@ -8,12 +8,13 @@ contestant; the verdict is drawn from the ratios of many rounds.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -158,10 +159,7 @@ def race(
     shuffled = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     spent = 0.0
-    collecting = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
+    with _no_collection():
         while True:
             figures: dict[str, list[float]] = {name: [] for name in names}
             for turn in range(turns):
@@ -175,6 +173,15 @@ def race(
             done = len(seconds[names[0]])
             if done >= rounds and (spent >= budget or done >= max_rounds or _precise(seconds, precision)):
                 return Race({name: tuple(seconds[name]) for name in contestants})
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage collector would stop whoever is running when it comes round."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()

@@ -3,11 +3,13 @@
 In a process that has already run something, freed memory is handed out again and the peak belongs to whoever came
 first. So a fresh Python is started for every measurement; it
 
-    1. imports PyTorch, timm and attendless and runs a Transformer of one small block, so that the libraries' code is
-       loaded and their buffers exist, and gives back what is free;
-    2. notes its resident memory: the baseline;
-    3. builds the model and one batch of images, and runs the forward three times without gradients;
-    4. reports how far the peak of its resident memory during the forwards lies above the baseline.
+    1. asks the C library to return freed blocks to the system at once. By default it keeps many for later, how many
+       depends on where they happen to lie, and the same model would need 81 MB in one run and 100 MB in the next;
+    2. imports PyTorch, timm and attendless and runs a Transformer of one small block, so that the libraries' code is
+       loaded and their buffers exist;
+    3. notes its resident memory: the baseline;
+    4. builds the model and one batch of images, and runs the forward three times without gradients;
+    5. reports how far the peak of its resident memory during the forwards lies above the baseline.
 
 The figure is thus what the model adds to a running PyTorch: weights, images and activations at their peak. On CUDA it
 is the peak of the allocator's own count, which starts at nothing. 1 MB is 10⁶ bytes.
@@ -35,14 +37,16 @@ from ..errors import UserError
 
 #: Longer than any forward worth waiting for.
 _TIMEOUT = 1800
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """MB above the baseline at the peak, and MB of the weights alone."""
+    """MB above the baseline at the peak, MB of the weights alone, and MB of the whole process at its peak (CPU)."""
 
     peak: float
     weights: float
+    process: float | None
 
 
 def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, int], **more: Any) -> Memory:
@@ -87,7 +91,7 @@ def measure(task: Mapping[str, Any]) -> Memory:
             model(images)
         peak = meter.peak()
     weights = sum(tensor.nbytes for tensor in [*model.parameters(), *model.buffers()])
-    return Memory((peak - baseline) / 1e6, weights / 1e6)
+    return Memory((peak - baseline) / 1e6, weights / 1e6, None if device.type == "cuda" else peak / 1e6)
 
 
 def _small_forward(device: Any, dtype: Any) -> None:
@@ -100,6 +104,12 @@ def _small_forward(device: Any, dtype: Any) -> None:
 
 class _Resident:
     """The resident memory of this process, as the system tells it."""
+
+    def __init__(self) -> None:
+        # Blocks of 128 kB and more get pages of their own, which go back when they are freed (glibc only).
+        with contextlib.suppress(OSError, AttributeError):
+            for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
+                ctypes.CDLL(None).mallopt(option, 128 * 1024)
 
     def settle(self) -> None:
         """Give back what is free and forget the peak: building a model may need more than running it.
@@ -168,4 +178,3 @@ def _resolve(name: str) -> Callable[..., Any]:
 
 def main() -> None:
     print(json.dumps(dataclasses.asdict(measure(json.load(sys.stdin)))))
-

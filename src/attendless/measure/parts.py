@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import inspect
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -79,7 +81,7 @@ def run(model: nn.Module, images: Tensor, where: list[Place]) -> dict[str, float
 def places(model: nn.Module) -> list[Place]:
     """Every method of a model that begins a part."""
     found: list[Place] = [(model, name, part) for name, part in _METHODS.items() if hasattr(model, name)]
-    return found + list(_walk(model))
+    return [*found, *_walk(model), *_selections()]
 
 
 def _walk(module: nn.Module) -> Iterator[Place]:
@@ -102,6 +104,14 @@ def _attention(attn: nn.Module) -> Iterator[Place]:
     for name, child in attn.named_modules():
         if name.rsplit(".", 1)[-1] in _PROJECTIONS and isinstance(child, nn.Linear | nn.Conv2d):
             yield child, "forward", "projections"
+
+
+def _selections() -> Iterator[Place]:
+    """The functions that choose keys, which stand in modules of their own; where a kernel chooses too, it is core."""
+    for name, module in list(sys.modules.items()):
+        select = vars(module).get("select") if name.startswith("attendless.") else None
+        if inspect.isfunction(select) and select.__module__ == name:
+            yield module, "select", "selection"
 
 
 class _Marks:

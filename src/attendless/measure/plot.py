@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ..errors import UserError
+from ..storage import atomic
 from .row import Measurement
 from .stamp import stamp_line
 
@@ -74,16 +73,8 @@ def plot(rows: Sequence[Measurement], path: str | Path) -> None:
         axis.legend(fontsize=8)
     figure.suptitle(f"{rows[0].model}, batch {rows[0].batch}", fontsize=11)
     figure.supxlabel(stamp_line(rows[0].stamp), fontsize=6)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}.", suffix=path.suffix)
-    os.close(handle)
-    try:
-        figure.savefig(temporary, dpi=150)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with atomic(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower())
 
 
 _Cost = Callable[[Measurement], float | None]

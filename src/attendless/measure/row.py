@@ -14,6 +14,8 @@ from .stamp import stamp_line
 class Measurement:
     """One row. Times are milliseconds a call, memory MB (10⁶ bytes), throughput images a second.
 
+    `peak_memory_mb` is what the model adds to a running PyTorch, `process_memory_mb` the whole of that process.
+
     `speedup` is the median of the paired ratios dense / this, `spread` their interquartile range. The shares and caps
     are the dense model's: what its attention core takes, and the most that any attention in its place could gain.
     """
@@ -46,6 +48,7 @@ class Measurement:
     dense_best_batch: int | None = None
     peak_memory_mb: float | None = None
     dense_peak_memory_mb: float | None = None
+    process_memory_mb: float | None = None
     time_share: float | None = None
     time_cap: float | None = None
     parts_ms: Mapping[str, float] | None = None

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from ..sparse import native
+
 #: Instruction sets that decide which kernels run, as Linux names them.
 _INSTRUCTIONS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx_vnni", "amx_bf16", "asimd", "sve", "bf16")
 
@@ -29,7 +31,7 @@ def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "timm", "attendless")},
-        "native_kernels": native_kernels(),
+        "native_kernels": native.path(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
     if device.type == "cuda":
@@ -39,22 +41,13 @@ def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 def stamp_line(found: Mapping[str, Any]) -> str:
     """One line for the foot of a table."""
-    kernels = "native kernels" if found["native_kernels"] else "no native kernels"
+    kernels = f"native kernels ({found['native_kernels']})" if found["native_kernels"] else "no native kernels"
     threads = f"{found['threads']} thread{'s' if found['threads'] != 1 else ''} of {found['cores']} cores"
     device = "" if found["device"] == "cpu" else f"{found['device']} · "
     return (
         f"{device}{found['cpu']} · {found['torch_capability']} · {threads} · torch {found['torch']} · "
         f"timm {found['timm']} · attendless {found['attendless']} · {kernels} · {found['date']}"
     )
-
-
-def native_kernels() -> bool:
-    """Whether the compiled CPU kernels are installed and run on this machine."""
-    try:
-        from ..sparse import native
-    except ImportError:
-        return False
-    return native.available()
 
 
 def _cpu() -> tuple[str, frozenset[str]]:

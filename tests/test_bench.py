@@ -1,0 +1,376 @@
+"""What a measurement is made of: memory, parts, caps, rows, plots and stamps. No test here trusts a real clock."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import os
+import platform
+import resource
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from attendless.attention import Macs
+from attendless.convert import convert
+from attendless.errors import UserError
+from attendless.measure import parts as parts_module
+from attendless.measure.bench import Settings, bench, bench_rows
+from attendless.measure.cap import cap, macs_share, time_share
+from attendless.measure.macs import count
+from attendless.measure.memory import peak_memory
+from attendless.measure.parts import PARTS, parts, places, run
+from attendless.measure.plot import curves, plot, slope, slopes
+from attendless.measure.row import Measurement
+from attendless.measure.stamp import stamp, stamp_line
+from attendless.measure.subject import original
+
+KEYS = {
+    *("model", "attention", "tokens_spec", "size", "tokens", "batch", "params", "macs", "seed", "path", "reason"),
+    *("latency_ms", "dense_latency_ms", "speedup", "spread", "throughput", "best_batch", "peak_memory_mb"),
+    *("attention_share", "cap", "time_share", "time_cap"),
+}
+
+
+def small(**changes: object) -> VisionTransformer:
+    arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
+    return VisionTransformer(**{**arguments, **changes}).eval()
+
+
+def a_row(**changes: object) -> Measurement:
+    row = Measurement(
+        model="deit_tiny_patch16_224",
+        attention="foveal:keep=0.1",
+        size=(384, 384),
+        tokens=577,
+        batch=1,
+        params=5_717_416,
+        macs=Macs(core=10, projections=20, mlp=30, other=40),
+        latency_ms=50.0,
+        dense_latency_ms=65.0,
+        speedup=1.31,
+        spread=0.07,
+        quartiles=(1.28, 1.35),
+        pairs=100,
+        distinguishable=True,
+        attention_share=0.5,
+        cap=2.0,
+        path="native",
+        reason="because",
+        compiled=False,
+        seed=0,
+        stamp=stamp(),
+        peak_memory_mb=100.0,
+        dense_peak_memory_mb=200.0,
+    )
+    return dataclasses.replace(row, **changes)
+
+
+# Caps ----------------------------------------------------------------------------------------------------------------
+
+
+def test_cap_is_amdahls() -> None:
+    assert cap(0) == 1
+    assert cap(0.5) == 2
+    assert cap(1) is None
+
+
+def test_the_promise_about_vit_small_at_224() -> None:
+    """The core's share of a block's MACs is N / (N + 6C): ViT-S at 224 px cannot gain more than 1.09 times."""
+    N, C = 197, 384
+    model = convert(timm.create_model("vit_small_patch16_224"), "full")
+    macs = count(model)
+    blocks = macs.core + macs.projections + macs.mlp
+    assert macs.core / blocks == pytest.approx(N / (N + 6 * C))
+    assert cap(macs.core / blocks) == pytest.approx(1.09, abs=0.005)
+    assert cap(macs_share(macs)) <= 1.09  # the embedding and the head only lower it
+
+
+# Parts ---------------------------------------------------------------------------------------------------------------
+
+
+class Ticks:
+    """A clock that only moves when told to."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+class Waits(nn.Module):
+    """Passes its input on and takes exactly so long."""
+
+    def __init__(self, clock: Ticks, seconds: float) -> None:
+        super().__init__()
+        self.clock, self.seconds = clock, seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.clock.now += self.seconds
+        return x
+
+
+class Selecting(nn.Module):
+    """An attention with a selection, projections and a core."""
+
+    def __init__(self, clock: Ticks) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(1, 1)
+        self.clock = clock
+
+    def select(self) -> None:
+        self.clock.now += 3
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.qkv(x)
+        self.clock.now += 1
+        self.select()
+        self.clock.now += 1
+        return x
+
+
+class Toy(nn.Module):
+    def __init__(self, clock: Ticks) -> None:
+        super().__init__()
+        self.patch_embed = Waits(clock, 10)
+        self.attn = Selecting(clock)
+        self.mlp = nn.Sequential(Waits(clock, 20), Waits(clock, 30))
+        self.rest = Waits(clock, 5)
+        self.head = Waits(clock, 7)
+
+    def forward_head(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_head(self.rest(self.mlp(self.attn(self.patch_embed(x)))))
+
+
+def test_every_stretch_belongs_to_the_innermost_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Ticks()
+    monkeypatch.setattr(parts_module, "time", clock)
+    toy = Toy(clock)
+    found = run(toy, torch.ones(1, 1), places(toy))
+    expected = {"embedding": 10, "selection": 3, "core": 2, "mlp": 50, "head": 7, "other": 5}
+    assert {name: seconds for name, seconds in found.items() if seconds} == expected
+
+
+@pytest.mark.parametrize("attention", [None, "full"])
+def test_the_parts_of_a_run_add_up_and_leave_the_model_as_it_was(attention: str | None) -> None:
+    model = small() if attention is None else convert(small(), attention)
+    images, before = torch.randn(2, 3, 32, 32), [dict(vars(module)) for module in model.modules()]
+    expected = model(images)
+    found = parts(model, images, budget=0, rounds=4)
+    assert set(found.ms) == set(PARTS)
+    assert all(found.ms[name] > 0 for name in PARTS if name != "selection")
+    assert found.ms["selection"] == 0
+    assert [dict(vars(module)) for module in model.modules()] == before
+    assert torch.equal(model(images), expected)
+    assert 0 < time_share(found.ms) < 1
+
+
+def test_shadows_are_lifted_when_the_forward_fails() -> None:
+    model = small()
+    with pytest.raises(AssertionError):
+        parts(model, torch.randn(1, 3, 31, 31))
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+# Memory --------------------------------------------------------------------------------------------------------------
+
+
+def test_peak_memory_of_a_layer_whose_memory_is_known() -> None:
+    """A linear layer on three planes of 512 × 512: weights, images and one output, all of them exactly known."""
+    features, width = 20_000, 512
+    arguments = {"in_features": width, "out_features": features, "bias": False}
+    found = peak_memory("torch.nn:Linear", arguments, size=(width, width), threads=1)
+    weights = 4e-6 * features * width
+    assert found.weights == pytest.approx(weights)
+    assert found.peak == pytest.approx(weights + 4e-6 * 3 * width * width + 4e-6 * 3 * width * features, rel=0.05)
+
+
+SEEN_FROM_OUTSIDE = """
+import sys, timm, torch
+from timm.models.vision_transformer import VisionTransformer
+
+def wait():
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+torch.set_num_threads(1)
+with torch.inference_mode():
+    VisionTransformer(img_size=32, embed_dim=64, depth=1, num_heads=1).eval()(torch.rand(2, 3, 32, 32))
+    wait()
+    model, images = timm.create_model("deit_tiny_patch16_224").eval(), torch.rand(16, 3, 224, 224)
+    wait()
+    for _ in range(3):
+        model(images)
+    wait()  # leaving takes memory of its own
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
+def test_peak_memory_agrees_with_what_is_seen_from_outside() -> None:
+    """Independent: another script, watched from this process page by page, with no high-water mark involved."""
+    script = [sys.executable, "-c", SEEN_FROM_OUTSIDE]
+    return_at_once = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    with subprocess.Popen(script, env={**os.environ, **return_at_once}, **pipes) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        statm = Path(f"/proc/{child.pid}/statm")
+        seen: list[list[float]] = []
+        for _ in range(3):
+            seen.append([])
+            while not select.select([child.stdout], [], [], 0)[0]:
+                seen[-1].append(int(statm.read_text().split()[1]) * resource.getpagesize() / 1e6)
+            child.stdout.readline()
+            seen[-1].append(int(statm.read_text().split()[1]) * resource.getpagesize() / 1e6)
+            child.stdin.write("\n")
+    before, peak = seen[0][-1], max(seen[2])
+    arguments = {"model_name": "deit_tiny_patch16_224"}
+    found = peak_memory("timm:create_model", arguments, size=(224, 224), batch=16, threads=1)
+    assert found.peak == pytest.approx(peak - before, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint", "words"),
+    [(1, "Traceback …\nValueError: no such thing", "ValueError: no such thing"), (-9, "", "run out of memory")],
+)
+def test_a_measurement_that_fails_says_why(
+    monkeypatch: pytest.MonkeyPatch, code: int, complaint: str, words: str
+) -> None:
+    failed = subprocess.CompletedProcess([], code, stdout="", stderr=complaint)
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **keywords: failed)
+    with pytest.raises(UserError, match=words):
+        peak_memory("timm:create_model", {}, size=(32, 32))
+
+
+# Rows ----------------------------------------------------------------------------------------------------------------
+
+QUICK = {"budget": 0.05, "memory": False, "threads": 1}
+
+
+def test_bench_measures_against_the_dense_model() -> None:
+    dense = small()
+    threads, model = torch.get_num_threads(), convert(dense, "full").train()
+    row = bench(model, like=dense, batch=2, **QUICK)
+    found = json.loads(json.dumps(row.as_dict(), allow_nan=False))
+    assert set(found) >= KEYS
+    assert found["attention"] == "full"
+    assert found["size"] == [32, 32]
+    assert found["tokens"] == 17
+    assert found["batch"] == 2
+    assert found["params"] == sum(p.numel() for p in dense.parameters())
+    assert found["macs"] == count(model).as_dict()
+    assert found["path"] == "sdpa"
+    assert found["pairs"] >= 25
+    assert found["attention_share"] == pytest.approx(found["macs"]["core"] / found["macs"]["total"])
+    assert found["cap"] == pytest.approx(1 / (1 - found["attention_share"]))
+    assert found["time_cap"] == pytest.approx(1 / (1 - found["time_share"]))
+    assert found["throughput"] > 0
+    assert found["peak_memory_mb"] is None
+    assert row.stamp["threads"] == 1
+    # Measuring leaves nothing behind.
+    assert model.training
+    assert torch.get_num_threads() == threads
+
+
+def test_bench_finds_the_dense_model_itself() -> None:
+    dense = small()
+    model = convert(dense, "full")
+    twin = original(model)
+    assert type(twin) is VisionTransformer
+    images = torch.randn(2, 3, 32, 32)
+    assert torch.equal(twin(images), dense(images))
+    row = bench(model, size=48, throughput=False, parts=False, **QUICK)
+    assert row.tokens == 37
+    assert row.time_share is None
+    assert model.grid().tokens == 17  # the given model keeps its size
+    with pytest.raises(UserError, match="like="):
+        bench(dense)
+
+
+def test_bench_counts_after_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counting first can make a compiled model slow ever after."""
+    from attendless.measure import bench as module
+
+    done: list[str] = []
+    for name in ("race", "parts", "best_batch", "count"):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *a, real=real, name=name, **k: (done.append(name), real(*a, **k))[1])
+    settings = Settings(**QUICK)
+    bench_rows("vit_tiny_patch16_224", ["full"], [32, 48], settings)
+    assert done.count("race") == 2
+    assert "count" in done
+    assert "count" not in done[: len(done) - done[::-1].index("race")]
+    assert set(done[done.index("count") :]) == {"count"}
+
+
+def test_bench_measures_memory_in_a_process_of_its_own() -> None:
+    model = convert(small(), "full")
+    row = bench(model, like=nn.Sequential(small()), budget=0.05, throughput=False, parts=False)
+    assert 0.1 < row.peak_memory_mb < 30
+    assert row.dense_peak_memory_mb is None
+    assert any("Sequential cannot be built again" in note for note in row.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "1.31× faster (IQR 1.28–1.35)"),
+        ({"speedup": 0.8, "quartiles": (0.78, 0.82)}, "1.25× slower (speed-up 0.80, IQR 0.78–0.82)"),
+        (
+            {"speedup": 1.01, "quartiles": (0.97, 1.05), "distinguishable": False},
+            "not distinguishable from the dense model (1.01×, IQR 0.97–1.05)",
+        ),
+    ],
+)
+def test_the_verdict_is_in_words(changes: dict, words: str) -> None:
+    row = a_row(**changes)
+    assert row.verdict == row.as_dict()["verdict"] == words
+    _, first, second, *_ = str(row).splitlines()
+    assert first.split()[:4] == ["cap", "2.00×", "by", "MACs"]  # the cap comes before the verdict
+    assert words in second
+
+
+# Plots and stamps ----------------------------------------------------------------------------------------------------
+
+
+def test_slope_is_the_exponent_of_a_power_law() -> None:
+    assert slope([(n, 3 * n**1.5) for n in (100, 200, 1000)]) == pytest.approx(1.5)
+    assert slope([(100, 1.0), (100, 2.0)]) is None
+
+
+def test_plot_draws_cost_against_tokens(tmp_path: Path) -> None:
+    rows = [
+        a_row(tokens=n, latency_ms=n * 0.1, dense_latency_ms=n**2 * 1e-3, peak_memory_mb=None) for n in (256, 64, 1024)
+    ]
+    assert [n for n, _ in curves(rows)["ms"]["dense (timm)"]] == [64, 256, 1024]
+    assert slopes(rows)["ms"] == {"dense (timm)": pytest.approx(2), "foveal:keep=0.1": pytest.approx(1)}
+    assert slopes(rows)["MB at the peak"] == {"dense (timm)": pytest.approx(0)}
+    plot(rows, tmp_path / "cost.svg")
+    text = (tmp_path / "cost.svg").read_text()
+    assert "slope 2.00" in text or "<path" in text
+    assert [file.name for file in tmp_path.iterdir()] == ["cost.svg"]
+    with pytest.raises(UserError, match=r"\.png"):
+        plot(rows, tmp_path / "cost.doc")
+    with pytest.raises(UserError, match="nothing to plot"):
+        plot([a_row(tokens=None)], tmp_path / "cost.svg")
+
+
+def test_the_stamp_names_the_machine_but_no_host_and_no_person() -> None:
+    found = stamp()
+    assert {"cpu", "instructions", "threads", "torch", "timm", "attendless", "native_kernels", "date"} <= set(found)
+    text = json.dumps(found) + stamp_line(found)
+    assert torch.__version__.split("+")[0] in text
+    assert platform.node() not in text or len(platform.node()) < 4
+    assert f'"{getpass.getuser()}"' not in text
