@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # The oldest timm supported; keep it in step with pyproject.toml.
 OLDEST := timm==1.0.20
 
-.PHONY: install test test-all test-oldest lint clean
+.PHONY: install demo test test-all test-oldest lint clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -20,6 +20,10 @@ $(STAMP): $(BIN)/python pyproject.toml $(shell find native -type f 2>/dev/null)
 	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.10" "nanobind>=2.4" ninja cmake
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@
+
+# Minutes on two cores; killed, or run again, it goes on where it stopped.
+demo: $(STAMP)
+	$(BIN)/attendless compare --out attendless-out/demo
 
 # Each worker computes on one core, so two workers do not fight over threads.
 test: $(STAMP)

@@ -12,9 +12,10 @@ from typing import Any
 from ..errors import UserError
 from ..train.data import open_data
 from ..train.process import only_run
-from . import build, cost, results, schedule
+from . import build, cost, schedule
 from .plan import ATTENTIONS, MODEL, RECIPE, SEEDS, Contestant, plan, recall, remember
 from .report import write_report
+from .results import gather, markdown, write
 from .run import Job, Outcome, finished
 
 
@@ -32,7 +33,7 @@ class Results:
         return self.out / "report.html"
 
     def __str__(self) -> str:
-        return results.markdown(self.rows)
+        return markdown(self.rows)
 
 
 def compare(
@@ -80,11 +81,11 @@ def compare(
         for setting, group in groupby(asked, key=lambda c: c.setting):
             missing = [c for c in group if cost.measured(out / c.folder) is None]
             if missing:
-                measuring = {"threads": threads, "jobs": at_once, "factors": factors, "budget": budget}
+                measuring: dict[str, Any] = {"threads": threads, "jobs": at_once, "factors": factors, "budget": budget}
                 cost.measure(missing, out, classes[setting.data], say=say, **measuring)
         contestants, commands = recall(out)
-        rows, stamp = results.gather(out, contestants, failed)
-        results.write(out, rows, stamp, commands)
+        rows, stamp = gather(out, contestants, failed)
+        write(out, rows, stamp, commands)
         write_report(out, contestants, rows, stamp, commands)
     return Results(out, rows, stamp, failed)
 

@@ -22,7 +22,7 @@ from ..train.recipe import Recipe
 from ..train.training import settle
 
 #: What `attendless compare` compares if nothing is said: one attention of every kind.
-ATTENTIONS = ("full", "window:size=4", "axial", "bigbird:block=2", "foveal:cell=2", "efficient", "linformer", "xca")
+ATTENTIONS = ("full", "window:size=4", "axial", "bigbird:form=1d,block=8,random=1", "foveal:cell=2", "efficient", "linformer", "xca")
 MODEL = "columnar_micro_patch4_32"
 #: The recipe of the demonstration: minutes on two cores.
 RECIPE = "scenes"
@@ -47,7 +47,7 @@ class Setting:
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Setting:
-        fields = {name: tuple(v) if isinstance(v, list) else v for name, v in found["recipe"].items()}
+        fields: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found["recipe"].items()}
         return cls(**{**found, "recipe": Recipe(**fields)})
 
     @property

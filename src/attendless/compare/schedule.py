@@ -103,6 +103,8 @@ def ray(address: str) -> Scheduler:
 @contextlib.contextmanager
 def _own_home() -> Iterator[None]:
     """Ray writes into the home folder and reports its use over the network; here it does neither."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        with mock.patch.dict(os.environ, {"HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}):
-            yield
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home,
+        mock.patch.dict(os.environ, {"HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}),
+    ):
+        yield

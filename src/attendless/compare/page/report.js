@@ -77,13 +77,20 @@ function ticks(low, high, log) {
         const value = digit * 10 ** power;
         if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
       }
-    return found.length > 6 ? found.filter((v) => /^1/.test(v.toExponential())) : found;
+    if (found.length > 6) return found.filter((v) => /^1/.test(v.toExponential()));
+    if (found.length > 1) return found;
   }
   const step = 10 ** Math.floor(Math.log10((high - low) / 4));
   const nice = [1, 2, 5, 10].map((n) => n * step).find((s) => (high - low) / s <= 6);
   const found = [];
   for (let value = Math.ceil(low / nice) * nice; value <= high + nice / 1e6; value += nice) found.push(+value.toPrecision(12));
   return found;
+}
+
+// As short as tells them apart.
+function labels(values) {
+  const found = values.map(short);
+  return values.map((value, i) => [value, new Set(found).size < found.length ? String(+value.toPrecision(6)) : found[i]]);
 }
 
 function scale(values, from, to, log) {
@@ -97,20 +104,22 @@ function scale(values, from, to, log) {
   return { at, ticks: ticks(low, high, log) };
 }
 
-const W = 360, H = 270, LEFT = 46, RIGHT = 12, TOP = 26, BOTTOM = 40;
+const H = 270, LEFT = 46, RIGHT = 12, TOP = 26, BOTTOM = 40;
 
-function chart(parent, { title, x, y, xs, ys, logX = false, logY = false, width = W, tickX = null }) {
-  const svg = make("svg", { viewBox: `0 0 ${width} ${H}`, role: "img", "aria-label": `${title}: ${y} against ${x}` });
-  parent.appendChild(svg);
+function chart(parent, { title, x, y, xs, ys, logX = false, logY = false, tickX = null }) {
+  const svg = make("svg", { role: "img", "aria-label": `${title}: ${y} against ${x}` }, parent);
+  const width = Math.max(260, svg.getBoundingClientRect().width);
+  svg.setAttribute("viewBox", `0 0 ${width} ${H}`);
   const sx = scale(xs, LEFT, width - RIGHT, logX), sy = scale(ys, H - BOTTOM, TOP, logY);
   make("text", { x: LEFT, y: 14, class: "title" }, svg, title);
-  for (const value of tickX || sx.ticks) {
+  const across = labels(tickX || sx.ticks), up = labels(sy.ticks);
+  for (const [value, label] of across) {
     make("line", { x1: sx.at(value), x2: sx.at(value), y1: TOP, y2: H - BOTTOM, class: "axis" }, svg);
-    make("text", { x: sx.at(value), y: H - BOTTOM + 15, "text-anchor": "middle" }, svg, short(value));
+    make("text", { x: sx.at(value), y: H - BOTTOM + 15, "text-anchor": "middle" }, svg, label);
   }
-  for (const value of sy.ticks) {
+  for (const [value, label] of up) {
     make("line", { x1: LEFT, x2: width - RIGHT, y1: sy.at(value), y2: sy.at(value), class: "axis" }, svg);
-    make("text", { x: LEFT - 6, y: sy.at(value) + 4, "text-anchor": "end" }, svg, short(value));
+    make("text", { x: LEFT - 6, y: sy.at(value) + 4, "text-anchor": "end" }, svg, label);
   }
   make("text", { x: (LEFT + width - RIGHT) / 2, y: H - 6, "text-anchor": "middle" }, svg, x);
   return { svg, x: sx.at, y: sy.at };
@@ -217,14 +226,14 @@ function drawTradeoffs() {
   });
 }
 
-function drawLegend() {
-  $("legend").replaceChildren();
-  for (const row of shown) {
-    const item = element("span", $("legend"));
-    const svg = make("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" });
-    item.appendChild(svg);
-    marker(row, 8, 8, 5, svg);
-    item.append(row.attention);
+function drawLegends() {
+  for (const legend of document.querySelectorAll(".legend")) {
+    legend.replaceChildren();
+    for (const row of shown) {
+      const item = element("span", legend);
+      marker(row, 8, 8, 5, make("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, item));
+      item.append(row.attention);
+    }
   }
 }
 
@@ -259,7 +268,7 @@ function drawCurves() {
     if (!lines.length) continue;
     const all = lines.flatMap(({ line }) => line);
     const epochs = [...new Set(all.map((p) => p.epoch))].sort((a, b) => a - b);
-    const c = chart($("curves"), { title, x: "epoch", y: title, width: 520, xs: epochs, ys: all.flatMap((p) => [p.low, p.high]), tickX: epochs.length <= 8 ? epochs : null });
+    const c = chart($("curves"), { title, x: "epoch", y: title, xs: epochs, ys: all.flatMap((p) => [p.low, p.high]), tickX: epochs.length <= 8 ? epochs : null });
     for (const { row, line } of lines) {
       const { colour } = look(row);
       const band = [...line.map((p) => [p.epoch, p.high]), ...[...line].reverse().map((p) => [p.epoch, p.low])];
@@ -340,7 +349,7 @@ function drawAll() {
   options($("tokens"), sizes.map((p, i) => `${p.tokens ?? p.size.join("×")} tokens${i ? "" : ", as trained"}`));
   const layers = shown.map((row) => row.looks).sort((a, b) => b.length - a.length)[0] || [];
   options($("layer"), layers.map((l) => String(l.layer)), Math.max(0, layers.length - 1));
-  drawTable(); drawTradeoffs(); drawLegend(); drawGrowth(); drawCurves(); drawMaps();
+  drawTable(); drawTradeoffs(); drawLegends(); drawGrowth(); drawCurves(); drawMaps();
 }
 
 options($("setting"), settings.map((s) => describe(data.rows.find((row) => row.setting === s))));

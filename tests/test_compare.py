@@ -1,0 +1,262 @@
+"""The fair comparison: same start, same pictures, nothing done twice, and kills change nothing."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from attendless.compare import compare, contest, cost, schedule
+from attendless.compare.build import build
+from attendless.compare.plan import ATTENTIONS, MODEL, plan, recall
+from attendless.compare.results import comparable_ms, latex, markdown, table
+from attendless.compare.run import Job, Outcome, run
+from attendless.errors import UserError
+
+#: The smallest comparison that has everything in it.
+SMALL = {"data": "scenes:train=96,val=40", "epochs": 2, "batch": 32, "factors": (1,), "budget": 0.05}
+TIMES = ("latency", "speedup", "spread", "quartiles", "pairs", "distinguishable", "throughput", "best_batch", "verdict")
+
+
+def contestants(*attentions: str, model: str = MODEL, **fields):
+    return plan([model], attentions, [None], ["scenes"], ["scenes"], fields)
+
+
+def test_a_plan_is_the_product_of_its_lists_each_once() -> None:
+    found = plan(["a", "b"], ["full", "xca", "full"], [4, 8], ["scenes"], ["quick", "quick:epochs=5"], {})
+    assert len(found) == 2 * 2 * 2 * 2
+    assert len({c.folder for c in found}) == len(found)
+    assert {c.setting.recipe.epochs for c in found} == {20, 5}
+
+
+def test_a_folder_is_named_by_what_stands_in_it() -> None:
+    (one,), (same,), (other,) = (contestants("full", lr=lr) for lr in (1e-3, 1e-3, 2e-3))
+    assert one.folder == same.folder != other.folder
+    assert contestants("foveal:keep=0.1")[0].folder != contestants("foveal:keep=0.2")[0].folder
+    assert contest.Contestant.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+
+
+@pytest.mark.parametrize("model", [MODEL, "vit_tiny_patch16_224", "pyramid_pvt_v2_b0"])
+def test_shared_weights_start_the_same(model: str) -> None:
+    size = {} if model == MODEL else {"size": (64,)}
+    models = {
+        c.attention: build(c, 10, seed=3).state_dict()
+        for c in contestants("full", "linformer", "xca", model=model, **size)
+    }
+    full = models.pop("full")
+    for state in models.values():
+        shared = [name for name in full if name in state and state[name].shape == full[name].shape]
+        assert len(shared) > 0.8 * len(full)
+        assert all(torch.equal(full[name], state[name]) for name in shared)
+    assert not torch.equal(
+        full["head.weight"], build(contestants("full", model=model, **size)[0], 10, seed=4).state_dict()["head.weight"]
+    )
+
+
+def test_patch_and_image_size_reach_the_model() -> None:
+    (found,) = plan(["vit_tiny_patch16_224"], ["full"], [8], ["scenes"], ["scenes"], {"size": (32, 64)})
+    grid = build(found, 10).grid()
+    assert (grid.height, grid.width) == (4, 8)
+
+
+def test_the_defaults_are_one_of_every_kind_and_can_be_built() -> None:
+    found = contestants(*ATTENTIONS)
+    assert len(found) >= 6
+    models = [build(c, 10) for c in found]
+    assert {len(list(m.blocks)) for m in models} == {3}
+    assert all(sum(p.numel() for p in m.parameters()) < 500_000 for m in models)
+
+
+def here(jobs):
+    """Carry out the runs in this process, which costs no start of another."""
+    for job in jobs:
+        yield run(job)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("small")
+    compare(attentions=["full", "efficient"], seeds=(0, 1), out=out, command="attendless compare …", jobs=2, **SMALL)
+    return out
+
+
+def rows_of(out: Path) -> list[dict]:
+    return json.loads((out / "results.json").read_text())["rows"]
+
+
+def test_a_row_holds_accuracy_and_every_cost(small: Path) -> None:
+    rows = rows_of(small)
+    assert [row["attention"] for row in rows] == ["full", "efficient"]
+    for row in rows:
+        assert row["seeds"] == [0, 1]
+        tops = [run["top1"] for run in row["runs"]]
+        assert row["top1_mean"] == pytest.approx(sum(tops) / 2)
+        assert row["top1_std"] == pytest.approx(abs(tops[0] - tops[1]) / 2**0.5)
+        assert row["macs"]["total"] == sum(row["macs"][part] for part in ("core", "projections", "mlp", "other"))
+        assert min(row["latency_ms"], row["dense_latency_ms"], row["speedup"], row["peak_memory_mb"]) > 0
+        assert row["images"] == 40
+    assert rows[0]["macs"]["core"] > rows[1]["macs"]["core"]
+
+
+def test_every_run_left_its_weights_and_metrics(small: Path) -> None:
+    for row in rows_of(small):
+        for found in row["runs"]:
+            names = {path.name for path in (small / found["folder"]).iterdir()}
+            assert {"last.safetensors", "best.safetensors", "metrics.jsonl", "result.json", "log.txt"} <= names
+
+
+def test_the_table_in_every_format(small: Path) -> None:
+    rows = rows_of(small)
+    names, cells = table(rows)
+    assert len(cells) == 2
+    assert all(len(line) == len(names) for line in cells)
+    assert markdown(rows).count("\n") == 4
+    assert r"\%" in latex(rows)
+    assert " ± " not in latex(rows)
+    with open(small / "results.csv") as file:
+        found = list(csv.DictReader(file))
+    assert [float(line["top1_mean"]) for line in found] == [row["top1_mean"] for row in rows]
+    assert [int(line["macs_total"]) for line in found] == [row["macs"]["total"] for row in rows]
+    assert "attendless compare …" in (small / "results.md").read_text()
+
+
+def test_another_attention_adds_its_row_and_redoes_nothing(small: Path, monkeypatch) -> None:
+    before = {path: path.stat().st_mtime_ns for path in small.rglob("*.safetensors")}
+    costs = {path: path.read_bytes() for path in small.rglob("cost.json")}
+    monkeypatch.setattr(schedule, "local", lambda count: here)
+    monkeypatch.setattr(cost, "peaks", lambda models, *a, **k: [1.0] * len(models))
+    compare(attentions=["xca"], seeds=(0, 1), out=small, command="attendless compare --attention xca", **SMALL)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert {path: path.read_bytes() for path in costs} == costs
+    rows = rows_of(small)
+    assert [row["attention"] for row in rows] == ["full", "efficient", "xca"]
+    assert rows[2]["seeds"] == [0, 1]
+    contestants_, commands = recall(small)
+    assert len(contestants_) == 3
+    assert len(commands) == 2
+    # Nothing is left to do: neither a run nor a measurement is started.
+    monkeypatch.setattr(schedule, "local", lambda count: lambda jobs: iter([pytest.fail("a run")] if jobs else []))
+    monkeypatch.setattr(cost, "measure", lambda *a, **k: pytest.fail("a measurement"))
+    again = compare(attentions=["full", "efficient", "xca"], seeds=(0, 1), out=small, **SMALL)
+    assert again.rows == rows
+
+
+def test_times_of_different_days_meet_on_one_clock() -> None:
+    slow = {"setting": "s", "speedup": 2.0, "latency_ms": 10.0, "dense_latency_ms": 20.0}
+    quick = {"setting": "s", "speedup": 4.0, "latency_ms": 1.0, "dense_latency_ms": 4.0}
+    other = {"setting": "t", "speedup": 1.0, "latency_ms": 9.0, "dense_latency_ms": 9.0}
+    found = [comparable_ms(row, [slow, quick, other]) for row in (slow, quick, other)]
+    assert found == [6.0, 3.0, 9.0]
+
+
+def test_a_mistake_shows_before_anything_is_trained(tmp_path: Path) -> None:
+    for wrong, text in (
+        ({"attentions": ["full", "fovael"]}, "foveal"),
+        ({"models": "deit_tinny"}, "unknown model"),
+        ({"data": str(tmp_path / "none")}, "none"),
+        ({"recipes": "slow"}, "unknown recipe"),
+        ({"attentions": []}, "at least one"),
+        ({"seeds": ()}, "seed"),
+    ):
+        with pytest.raises(UserError, match=text):
+            compare(**{"attentions": ["full"], **wrong}, out=tmp_path / "out")
+    assert not list((tmp_path / "out").rglob("*.safetensors")) if (tmp_path / "out").exists() else True
+
+
+def test_a_run_that_fails_leaves_the_others_standing(tmp_path: Path, monkeypatch) -> None:
+    def failing(jobs):
+        for job in jobs:
+            yield Outcome(job, None, "the loss became nan") if job.contestant.attention == "xca" else run(job)
+
+    monkeypatch.setattr(schedule, "local", lambda count: failing)
+    monkeypatch.setattr(cost, "measure", lambda *a, **k: None)
+    found = compare(attentions=["full", "xca"], seeds=(0,), out=tmp_path, **SMALL)
+    assert [row["failed"] for row in found.rows] == [None, "the loss became nan"]
+    assert found.rows[0]["top1_mean"] is not None
+    assert found.rows[1]["top1_mean"] is None
+    assert "failed" in markdown(found.rows)
+
+
+def test_runs_do_not_depend_on_who_carries_them_out(small: Path, tmp_path: Path) -> None:
+    row = rows_of(small)[0]
+    (found,) = plan([MODEL], ["full"], [None], [SMALL["data"]], ["scenes"], {"epochs": 2, "batch": 32})
+    alone = run(Job(found, 1, str(tmp_path / "alone"))).result
+    assert {k: v for k, v in alone.items() if k != "seconds"} == {
+        k: v for k, v in row["runs"][1].items() if k not in ("seconds", "folder")
+    }
+
+
+def timeless(rows: list[dict]) -> list[dict]:
+    """Rows without what a clock or a memory gauge said."""
+    drop = (*TIMES, "ms", "dense_", "peak_", "seconds", "curve", "notes")
+    return [
+        {k: timeless(v) if k == "runs" else v for k, v in row.items() if not any(k.startswith(d) for d in drop)}
+        for row in rows
+    ]
+
+
+@pytest.mark.slow
+def test_five_kills(tmp_path: Path) -> None:
+    """kill -9 of the comparison at five random moments: the results of one that was left alone, timings aside."""
+    draw = random.Random(int.from_bytes(os.urandom(4), "little"))
+    words = "compare --attention full efficient window:size=4 --seeds 0 1 --data scenes:train=1600,val=100 --epochs 3 "
+    words += "--larger --budget 0.1 --jobs 2 --out"
+
+    def start(out: Path) -> subprocess.Popen:
+        command = [sys.executable, "-m", "attendless", *words.split(), str(out)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    began = time.monotonic()
+    plain = start(tmp_path / "plain")
+    said = plain.communicate()[0]
+    assert plain.returncode == 0, said
+    took = time.monotonic() - began
+    kills = 0
+    while kills < 5:
+        process = start(tmp_path / "killed")
+        time.sleep(draw.uniform(0.1, 0.5) * took)
+        if process.poll() is not None:
+            assert process.returncode == 0, process.communicate()[0]
+            break  # it finished before the last kill: there is nothing left to interrupt
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        time.sleep(1)
+    last = start(tmp_path / "killed")
+    said = last.communicate()[0]
+    assert last.returncode == 0, said
+    print(f"{kills} kills of runs that take {took:.0f} s")
+    assert kills >= 3
+    assert timeless(rows_of(tmp_path / "killed")) == timeless(rows_of(tmp_path / "plain"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_a_ray_cluster_gives_the_same_results(small: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'attendless[cluster]'")
+    words = [
+        "compare",
+        "--attention",
+        "full",
+        "efficient",
+        "--seeds",
+        "0",
+        "1",
+        "--data",
+        SMALL["data"],
+        "--epochs",
+        "2",
+    ]
+    words += ["--batch", "32", "--larger", "--budget", "0.05", "--ray", "local", "--out", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-m", "attendless", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert timeless(rows_of(tmp_path)) == timeless(rows_of(small)[:2])
