@@ -54,6 +54,14 @@ struct Block {
   Groups keys;     // of each tile, the same for every head, or of each head's tiles, one head after the other
 };
 
+struct Gather {
+  Problem problem;
+  const int32_t* indices;  // [batch, heads, tokens, longest]: the keys of each query
+  const int32_t* counts;   // [batch, heads, tokens]: how many of them count, the first ones; null: all
+  int longest;
+  int32_t* wrong;  // set if an index is no token, or a count no number of keys
+};
+
 // One instruction set's functions.
 struct Kernels {
   const char* name;
@@ -61,6 +69,8 @@ struct Kernels {
   void (*foveal_backward)(const Foveal&);
   void (*block)(const Block&);
   void (*block_backward)(const Block&);
+  void (*gather)(const Gather&);
+  void (*gather_backward)(const Gather&);
   void (*exp2)(const float* from, float* to, int64_t count);
 };
 

@@ -27,6 +27,7 @@ using Lse = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;     
 using Bias = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;          // [B, N]
 using Places = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;      // [B, patches]
 using Chosen = nb::ndarray<int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;      // [B, H, tiles, budget]
+using Counts = nb::ndarray<int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;      // [B, H, N]
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Indices = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Sizes = std::array<int, 7>;  // height, width, prefix, cell, tile, coarse, budget
@@ -211,6 +212,44 @@ void block_backward(const Heads& q, const Heads& k, const Heads& v, const std::o
   run_block(block_of(problem, query_start, queries, key_start, keys), kernels().block_backward);
 }
 
+// The check of every index waits for the kernel, which reads them anyway.
+void run_gather(const Problem& problem, const Chosen& indices, const std::optional<Counts>& counts,
+                void (*kernel)(const Gather&)) {
+  require(int(indices.shape(0)) == problem.batch && int(indices.shape(1)) == problem.heads &&
+              int(indices.shape(2)) == problem.tokens,
+          "indices must be [batch, heads, tokens, keys]");
+  require(!counts || (int(counts->shape(0)) == problem.batch && int(counts->shape(1)) == problem.heads &&
+                      int(counts->shape(2)) == problem.tokens),
+          "counts must be [batch, heads, tokens]");
+  int32_t wrong = 0;
+  const Gather gather{problem, indices.data(), counts ? counts->data() : nullptr, int(indices.shape(3)), &wrong};
+  if (empty(problem)) return;
+  {
+    nb::gil_scoped_release unlocked;
+    kernel(gather);
+  }
+  require(!wrong, "indices must be tokens, from 0 to " + std::to_string(problem.tokens - 1) +
+                      ", and counts from 0 to " + std::to_string(gather.longest));
+}
+
+void gather_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
+                   const Chosen& indices, const std::optional<Counts>& counts, float scale, int threads,
+                   const Heads& out, const Lse& lse) {
+  Problem problem = problem_of(q, k, bias, scale, threads);
+  add_result(problem, v, out, lse);
+  run_gather(problem, indices, counts, kernels().gather);
+}
+
+void gather_backward(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
+                     const Chosen& indices, const std::optional<Counts>& counts, float scale, int threads,
+                     const Heads& out, const Lse& lse, const Heads& out_grad, const Heads& q_grad,
+                     const Heads& k_grad, const Heads& v_grad, const std::optional<Lse>& bias_grad) {
+  Problem problem = problem_of(q, k, bias, scale, threads);
+  add_result(problem, v, out, lse);
+  add_gradients(problem, out_grad, q_grad, k_grad, v_grad, bias_grad);
+  run_gather(problem, indices, counts, kernels().gather_backward);
+}
+
 void power_of_two(const Floats& from, const Floats& to) {
   require(from.size() == to.size(), "both arrays must be equally long");
   kernels().exp2(from.data(), to.data(), int64_t(from.size()));
@@ -243,4 +282,9 @@ NB_MODULE(_native, m) {
         ARRAY("query_start"), ARRAY("queries"), ARRAY("key_start"), ARRAY("keys"), "scale"_a, "threads"_a,
         ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"), ARRAY("q_grad"), ARRAY("k_grad"), ARRAY("v_grad"),
         MAYBE("bias_grad"));
+  m.def("gather_attend", &gather_attend, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("indices"),
+        MAYBE("counts"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"));
+  m.def("gather_backward", &gather_backward, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("indices"),
+        MAYBE("counts"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"), ARRAY("q_grad"),
+        ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"));
 }

@@ -4,6 +4,7 @@
 // A new kernel needs a header like block.hpp, an entry in Kernels, and a line here.
 #include "block.hpp"
 #include "foveal.hpp"
+#include "gather.hpp"
 
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
@@ -17,6 +18,8 @@ void foveal(const Foveal& args) { Run<FovealHead<W>>(args, false); }
 void foveal_backward(const Foveal& args) { Run<FovealHead<W>>(args, true); }
 void block(const Block& args) { Run<BlockHead<W>>(args, false); }
 void block_backward(const Block& args) { Run<BlockHead<W>>(args, true); }
+void gather(const Gather& args) { Run<GatherHead<W>>(args, false); }
+void gather_backward(const Gather& args) { Run<GatherHead<W>>(args, true); }
 
 void exp2(const float* from, float* to, int64_t count) {
   for (int64_t i = 0; i < count; i += W) {
@@ -31,6 +34,7 @@ void exp2(const float* from, float* to, int64_t count) {
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {TEXT(ATTENDLESS_UNIT), foveal, foveal_backward, block, block_backward, exp2};
+const Kernels kernels = {TEXT(ATTENDLESS_UNIT), foveal, foveal_backward, block, block_backward, gather, gather_backward,
+                         exp2};
 
 }  // namespace attendless::ATTENDLESS_UNIT

@@ -223,3 +223,41 @@ def block_backward(
         kernels().block_backward, *inputs, _rows(out), _whole(lse, torch.float32), _rows(out_grad), *_arrays(gradients)
     )
     return _finish(gradients, q, k, v, key_bias)
+
+
+def _gather_inputs(
+    tensors: Sequence[Tensor], key_bias: Tensor | None, indices: Tensor, counts: Tensor | None, scale: float
+) -> list[Any]:
+    extras = [_whole(key_bias, torch.float32), _whole(indices, torch.int32), _whole(counts, torch.int32)]
+    return [*map(_rows, tensors), *extras, scale, torch.get_num_threads()]
+
+
+def gather_attend(
+    q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, indices: Tensor, counts: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """out and log Σ exp for each query's own list of keys: the first `counts` [B, H, N] of `indices` [B, H, N, m]."""
+    out, lse = _results(q, v)
+    inputs = _gather_inputs((q, k, v), key_bias, indices, counts, scale)
+    _call(kernels().gather_attend, *inputs, out.numpy(), lse.numpy())
+    return out.to(q.dtype), lse
+
+
+def gather_backward(
+    out_grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    key_bias: Tensor | None,
+    indices: Tensor,
+    counts: Tensor | None,
+    scale: float,
+    bias_grad: bool,
+) -> tuple[Tensor, ...]:
+    """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
+    gradients = _gradients(q, k, v, bias_grad)
+    inputs = _gather_inputs((q, k, v), key_bias, indices, counts, scale)
+    forward = [_rows(out), _whole(lse, torch.float32), _rows(out_grad)]
+    _call(kernels().gather_backward, *inputs, *forward, *_arrays(gradients))
+    return _finish(gradients, q, k, v, key_bias)

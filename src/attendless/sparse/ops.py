@@ -8,9 +8,11 @@ not the kernels are there; without them, calling one says why.
     foveal_attend(q, k, v, key_bias, places, layout, scale, chosen) -> (out, lse)
     foveal(q, k, v, key_bias, places, layout, scale) -> (out, lse, chosen)             both at once
     block_attend(q, k, v, key_bias, lists, scale) -> (out, lse)                        fixed lists of keys
+    gather_attend(q, k, v, key_bias, indices, counts, scale) -> (out, lse)             each query's own list
 
 Shapes: q, k [B, H, N, D] · v [B, H, N, E] · key_bias [B, N] · places [B, n] · chosen [B, H, T, M] · lse [B, H, N].
-`layout` is a `foveal.Layout` as a list of its seven numbers; `block_lists` makes `lists`.
+`layout` is a `foveal.Layout` as a list of its seven numbers; `block_lists` makes `lists`; `indices` [B, H, N, m] and
+`counts` [B, H, N] are as in `gather`.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from .patterns import Pattern
 _library = torch.library.Library("attendless", "FRAGMENT")
 _FOVEAL = "Tensor? key_bias, Tensor? places, int[] layout, float scale"
 _BLOCK = "Tensor? key_bias, Tensor[] lists, float scale"
+_GATHER = "Tensor? key_bias, Tensor indices, Tensor? counts, float scale"
 
 
 def _define(name: str, signature: str, run: Any, fake: Any) -> None:
@@ -183,6 +186,56 @@ _define(
 torch.library.register_autograd("attendless::block_attend", _backward_block, setup_context=_setup_block, lib=_library)
 
 
+# Lists of each query's own -------------------------------------------------------------------------------------------
+
+
+def _setup_gather(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    q, k, v, key_bias, indices, counts, ctx.scale = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(q, k, v, out, lse, key_bias, indices, counts)
+
+
+def _backward_gather(ctx: Any, out_grad: Tensor, *_: Any) -> tuple[Any, ...]:
+    wants_bias = ctx.needs_input_grad[3]
+    *grads, bias = torch.ops.attendless.gather_backward(out_grad, *ctx.saved_tensors, ctx.scale, wants_bias)
+    return (*grads, bias if wants_bias else None, None, None, None)
+
+
+def _fake_gather_backward(
+    out_grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    key_bias: Tensor | None,
+    indices: Tensor,
+    counts: Tensor | None,
+    scale: float,
+    bias_grad: bool,
+) -> tuple[Tensor, ...]:
+    return _fake_backward(out_grad, q, k, v, out, lse, lse, key_bias, None, [], scale, bias_grad)
+
+
+_define(
+    "gather_attend",
+    f"(Tensor q, Tensor k, Tensor v, {_GATHER}) -> (Tensor, Tensor)",
+    native.gather_attend,
+    lambda q, k, v, key_bias, indices, counts, scale: _results(q, v),
+)
+_define(
+    "gather_backward",
+    f"(Tensor out_grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, {_GATHER}, bool bias_grad)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    native.gather_backward,
+    _fake_gather_backward,
+)
+torch.library.register_autograd(
+    "attendless::gather_attend", _backward_gather, setup_context=_setup_gather, lib=_library
+)
+
+
 # Operations, counted as PyTorch counts them: two for a multiply-add --------------------------------------------------
 
 
@@ -233,3 +286,17 @@ def _(q, k, v, key_bias, lists, scale, *args, **kwargs) -> int:
 @register_flop_formula(torch.ops.attendless.block_backward, get_raw=True)
 def _(out_grad, q, k, v, out, lse, key_bias, lists, scale, bias_grad, *args, **kwargs) -> int:
     return 2 * _block_pairs(q.shape, lists) * (3 * q.shape[3] + 2 * v.shape[3])
+
+
+def _gather_pairs(indices: Tensor, counts: Tensor | None) -> int:
+    return indices.numel() if counts is None else int(counts.sum())
+
+
+@register_flop_formula(torch.ops.attendless.gather_attend, get_raw=True)
+def _(q, k, v, key_bias, indices, counts, scale, *args, **kwargs) -> int:
+    return 2 * _gather_pairs(indices, counts) * (q.shape[3] + v.shape[3])
+
+
+@register_flop_formula(torch.ops.attendless.gather_backward, get_raw=True)
+def _(out_grad, q, k, v, out, lse, key_bias, indices, counts, scale, bias_grad, *args, **kwargs) -> int:
+    return 2 * _gather_pairs(indices, counts) * (3 * q.shape[3] + 2 * v.shape[3])

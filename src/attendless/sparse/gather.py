@@ -1,0 +1,61 @@
+"""Attention over unstructured keys: every query of every head has a list of its own.
+
+    out_i = Σ_j p_ij v_j        p_ij = softmax over j = indices[i, 0], …, indices[i, counts[i] - 1] of scale · q_i·k_j + b_j
+
+A list may be in any order; a key that stands in it twice counts twice; a query with no keys gets zeros. Sparsifiner's
+masks and any other choice of keys made query by query come in this form.
+
+Shapes: B batch · H heads · N tokens · m keys in a list at most · q, k [B, H, N, D] · v [B, H, N, E] · indices
+int32 [B, H, N, m] · counts int32 [B, H, N], or None if every list is full · key_bias b [B, N] · lse [B, H, N].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import native, ops  # noqa: F401 - `ops` registers torch.ops.attendless
+
+
+def gather_attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    counts: Tensor | None = None,
+    *,
+    scale: float,
+    key_bias: Tensor | None = None,
+) -> Tensor:
+    """Attend to the listed keys: [B, H, N, E]."""
+    if native.available and q.device.type == "cpu" and q.dtype != torch.float64:
+        return torch.ops.attendless.gather_attend(q, k, v, key_bias, indices, counts, scale)[0]
+    return reference(q, k, v, indices, counts, scale=scale, key_bias=key_bias)
+
+
+def reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    counts: Tensor | None = None,
+    *,
+    scale: float,
+    key_bias: Tensor | None = None,
+) -> Tensor:
+    """The definition in PyTorch, differentiable. It copies every listed key, so it needs [B, H, N, m, D] of memory."""
+    B, H, N, m = indices.shape
+    at = torch.arange(m, device=q.device)
+    real = at < (torch.full((B, H, N, 1), m, device=q.device) if counts is None else counts[..., None])
+    index = indices.long().where(real, 0)  # what lies beyond the count may be anything
+
+    def take(x_BHNE: Tensor) -> Tensor:
+        return x_BHNE.gather(2, index.flatten(2)[..., None].expand(-1, -1, -1, x_BHNE.shape[-1])).unflatten(2, (N, m))
+
+    score = scale * (q[:, :, :, None] * take(k)).sum(-1)
+    if key_bias is not None:
+        score = score + key_bias[:, None, None].expand(-1, H, N, -1).gather(3, index).to(score.dtype)
+    score = score.masked_fill(~real, -torch.inf)
+    seen = (score != -torch.inf).any(-1, keepdim=True)
+    weight = torch.softmax(score.where(seen, 0), dim=-1).where(seen & real, 0)
+    return (weight[..., None] * take(v)).sum(3)
