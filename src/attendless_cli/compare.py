@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="patch sizes (default: the model's)",
     )
     parser.add_argument(
-        "--data", metavar="DIR", nargs="+", default=["scenes"], help="folders of images (default: scenes, embedded)"
+        "--data", metavar="DIR", nargs="+", default=[], help="folders of images (default: a few of `scenes`, embedded)"
     )
     parser.add_argument("--recipe", metavar="R", nargs="+", default=[], help="recipes (default: scenes)")
     parser.add_argument("--seeds", metavar="N", nargs="+", type=int, default=[], help="seeds (default: 0 1)")
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     import shlex
 
     from attendless.compare import compare
-    from attendless.compare.plan import ATTENTIONS, MODEL, RECIPE, SEEDS
+    from attendless.compare.plan import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS
     from attendless.compare.results import table
     from attendless.measure.stamp import stamp_line
     from attendless.train import Recipe
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         args.model or MODEL,
         args.attention or ATTENTIONS,
         patches=args.patch,
-        data=args.data,
+        data=args.data or DATA,
         recipes=args.recipe or RECIPE,
         seeds=args.seeds or (SEEDS if seed is None else (seed,)),
         out=args.out,

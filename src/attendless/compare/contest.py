@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..train.data import open_data
 from ..train.process import only_run
 from . import build, cost, schedule
-from .plan import ATTENTIONS, MODEL, RECIPE, SEEDS, Contestant, plan, recall, remember
+from .plan import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, plan, recall, remember
 from .report import write_report
 from .results import gather, markdown, write
 from .run import Job, Outcome, finished
@@ -41,7 +41,7 @@ def compare(
     attentions: Sequence[str] = ATTENTIONS,
     *,
     patches: Sequence[int | None] = (None,),
-    data: str | Sequence[str] = "scenes",
+    data: str | Sequence[str] = DATA,
     recipes: str | Sequence[str] = RECIPE,
     seeds: Sequence[int] = SEEDS,
     out: str | Path = "attendless-out/compare",
@@ -68,7 +68,7 @@ def compare(
     classes = check(asked)
     with only_run(out):
         remember(out, asked, command)
-        at_once = jobs or (schedule.cores() // threads or 1)
+        jobs = jobs or schedule.at_once(threads, device)
         plugins = tuple(
             str(module.__file__) for name, module in sys.modules.items() if name.startswith("attendless_plugin_")
         )
@@ -77,11 +77,17 @@ def compare(
             for seed in seeds
             for c in asked
         ]
-        failed = carry_out(every, schedule.ray(ray) if ray else schedule.local(at_once), say)
+        failed = carry_out(every, schedule.ray(ray) if ray else schedule.local(jobs), say)
         for setting, group in groupby(asked, key=lambda c: c.setting):
             missing = [c for c in group if cost.measured(out / c.folder) is None]
             if missing:
-                measuring: dict[str, Any] = {"threads": threads, "jobs": at_once, "factors": factors, "budget": budget}
+                measuring: dict[str, Any] = {
+                    "device": device,
+                    "threads": threads,
+                    "jobs": jobs,
+                    "factors": factors,
+                    "budget": budget,
+                }
                 cost.measure(missing, out, classes[setting.data], say=say, **measuring)
         contestants, commands = recall(out)
         rows, stamp = gather(out, contestants, failed)

@@ -19,6 +19,7 @@ from ..measure.subject import described, original, resized
 from ..storage import atomic
 from . import build
 from .plan import Contestant
+from .schedule import accelerator
 
 #: How much larger than the images trained on those are that cost is also measured at.
 FACTORS = (1, 2, 4)
@@ -33,6 +34,7 @@ def measure(
     out: Path,
     classes: int,
     *,
+    device: str = "auto",
     threads: int = 1,
     jobs: int = 1,
     factors: Sequence[int] = FACTORS,
@@ -40,8 +42,9 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Measure the contestants of one setting and write each one's `cost.json`."""
-    models = [build.build(contestant, classes).eval() for contestant in contestants]
-    dense = reference(models[0], contestants[0], classes)
+    place = accelerator(device)
+    models = [build.build(contestant, classes).to(place).eval() for contestant in contestants]
+    dense = reference(models[0], contestants[0], classes).to(place)
     height, width = input_size(dense)
     rows: list[dict[str, Any]] = []
     points: list[list[dict[str, Any]]] = [[] for _ in models]

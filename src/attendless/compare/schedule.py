@@ -24,8 +24,19 @@ from .run import Job, Outcome, run
 Scheduler = Callable[[Sequence[Job]], Iterator[Outcome]]
 
 
-def cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def accelerator(device: str) -> str:
+    """What `device` amounts to here: cpu, cuda or mps."""
+    import torch
+
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def at_once(threads: int, device: str) -> int:
+    """How many runs suit this machine: as many as its cores carry, or one where they would share an accelerator."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cores // threads) if accelerator(device) == "cpu" else 1
 
 
 def local(count: int) -> Scheduler:
@@ -90,7 +101,10 @@ def ray(address: str) -> Scheduler:
             try:
                 task = cluster.remote(run)
                 # A run that loses its machine resumes on another.
-                pending = [task.options(num_cpus=job.threads, max_retries=3).remote(job) for job in jobs]
+                needs = [{"num_cpus": j.threads, "num_gpus": int(accelerator(j.device) == "cuda")} for j in jobs]
+                pending = [
+                    task.options(max_retries=3, **need).remote(job) for job, need in zip(jobs, needs, strict=True)
+                ]
                 while pending:
                     done, pending = cluster.wait(pending, num_returns=1)
                     yield cluster.get(done[0])
