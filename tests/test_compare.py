@@ -85,7 +85,7 @@ def here(jobs):
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("small")
-    compare(attentions=["full", "efficient"], seeds=(0, 1), out=out, command="attendless compare …", jobs=2, **SMALL)
+    compare(attentions=["full", "efficient"], seeds=(0, 1), out=out, command="attendless compare …", jobs=1, **SMALL)
     return out
 
 

@@ -118,6 +118,8 @@ def test_it_fits_its_window_and_shows_everything(opened) -> None:
     assert opened.locator("#growth svg").count() == 3
     assert opened.locator("#curves polygon").count() == 16
     assert opened.locator("#maps canvas").count() == 2
+    heights = opened.evaluate("[...document.querySelectorAll('.row svg')].map((s) => s.getBoundingClientRect().height)")
+    assert max(heights) - min(heights) < 1, "charts are drawn for the width they have"
 
 
 def test_the_table_sorts_by_number(opened) -> None:

@@ -27,7 +27,7 @@ ATTENTIONS = (
     "window:size=4",
     "axial",
     "bigbird:form=1d,block=8,random=1",
-    "foveal:cell=2",
+    "foveal:keep=0.1,cell=2",
     "efficient",
     "linformer",
 )

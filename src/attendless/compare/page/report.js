@@ -112,7 +112,7 @@ function chart(parent, { title, x, y, xs, ys, logX = false, logY = false, tickX 
   svg.setAttribute("viewBox", `0 0 ${width} ${H}`);
   const sx = scale(xs, LEFT, width - RIGHT, logX), sy = scale(ys, H - BOTTOM, TOP, logY);
   make("text", { x: LEFT, y: 14, class: "title" }, svg, title);
-  const across = labels(tickX || sx.ticks), up = labels(sy.ticks);
+  const across = tickX ? tickX.map((v) => [v, String(v)]) : labels(sx.ticks), up = labels(sy.ticks);
   for (const [value, label] of across) {
     make("line", { x1: sx.at(value), x2: sx.at(value), y1: TOP, y2: H - BOTTOM, class: "axis" }, svg);
     make("text", { x: sx.at(value), y: H - BOTTOM + 15, "text-anchor": "middle" }, svg, label);
