@@ -25,7 +25,6 @@ from ..train.training import settle
 ATTENTIONS = (
     "full",
     "window:size=4",
-    "axial",
     "bigbird:form=1d,block=8,random=1",
     "foveal:keep=0.1,cell=2",
     "efficient",
