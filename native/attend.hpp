@@ -33,6 +33,19 @@ struct Queries {
   float *out[kGroup], *lse[kGroup];
   const float* out_grad[kGroup];
   float* q_grad[kGroup];
+
+  // For the forward pass: those from `first` on, at most `size`; the last is repeated in what is left of `size`.
+  INLINE Queries some(int first, int size) const {
+    Queries part;
+    part.count = least(size, count - first);
+    for (int i = 0; i < size; ++i) {
+      const int from = least(first + i, count - 1);
+      part.q[i] = q[from];
+      part.out[i] = out[from];
+      part.lse[i] = lse[from];
+    }
+    return part;
+  }
 };
 
 // The next kChunk keys of a list; the last is repeated so that micro-kernels may take whole blocks.
@@ -71,18 +84,22 @@ struct Group {
     float* const p = outT + L * padded(rows.value_width);
     T::gather(queries.q, queries.count, rows.width, scale * kLog2e, qT);
     std::memset(outT, 0, sizeof(float) * L * rows.value_width);
-    Lanes most = Lanes::splat(-kInfinity), total = Lanes::splat(0.f);
+    Lanes most = Lanes::splat(-kInfinity), base = most, total = Lanes::splat(0.f);
     for (int at = 0; at < count; at += kChunk) {
       const Chunk chunk(rows, list + at, count - at);
-      const Lanes before = most;
       for (int r = 0; r < chunk.count; r += T::kBlock) {
-        T::dot(chunk.key + r, chunk.bias + r, qT, rows.width, p + r * L, L, &most);
+        const float* ahead[2 * T::kBlock];
+        for (int i = 0; i < T::kBlock; ++i) {
+          ahead[i] = chunk.value[r + i];
+          ahead[T::kBlock + i] = rows.key(list[least(at + r + i + T::kBlock, count - 1)]);
+        }
+        T::dot(chunk.key + r, chunk.bias + r, qT, rows.width, p + r * L, L, &most, ahead);
       }
-      rescale(before, most, total, outT, rows.value_width);
+      rescale(base, most, total, outT, rows.value_width);
       for (int r = 0; r < chunk.count; ++r) {
         Lanes x = Lanes::load(p + r * L);
         UNROLL for (int j = 0; j < T::kVectors; ++j) {
-          x.at[j] = S::exp2(x.at[j] - finite(most.at[j]));
+          x.at[j] = S::exp2(x.at[j] - finite(base.at[j]));
           total.at[j] += x.at[j];
         }
         x.store(p + r * L);
@@ -90,15 +107,12 @@ struct Group {
       T::combine(chunk.value, p, chunk.count, rows.value_width, outT);
     }
     Lanes share;
-    float log_total[L];
+    float lse[L];
     UNROLL for (int j = 0; j < T::kVectors; ++j) {
       share.at[j] = total.at[j] == 0.f ? F{} : 1.f / total.at[j];  // nothing to look at gives 0, as PyTorch does
-      S::store(log_total + j * S::kWidth, most.at[j]);
+      S::store(lse + j * S::kWidth, (base.at[j] + S::log2(total.at[j])) * kLn2);
     }
-    for (int i = 0; i < queries.count; ++i) {
-      const float sum = total.at[i / S::kWidth][i % S::kWidth];
-      *queries.lse[i] = log_total[i] * kLn2 + __builtin_logf(sum);
-    }
+    for (int i = 0; i < queries.count; ++i) *queries.lse[i] = lse[i];
     T::spread(queries.out, queries.count, rows.value_width, share, outT);
   }
 
@@ -160,15 +174,18 @@ struct Group {
   // A list with nothing to see so far has no maximum: its scores are shifted by 0 and stay at weight 0.
   static INLINE F finite(F most) { return most == -kInfinity ? F{} : most; }
 
-  static INLINE void rescale(const Lanes& before, const Lanes& most, Lanes& total, float* outT, int width) {
-    bool changed = false;
-    UNROLL for (int j = 0; j < T::kVectors; ++j) changed |= S::any(most.at[j] != before.at[j]);
-    if (!changed) return;
+  // Weights are 2^(score - base). The base follows the largest score, but only once it lags far behind: until then
+  // weights are large and no less exact, and what was summed can stay as it is.
+  static INLINE void rescale(Lanes& base, const Lanes& most, Lanes& total, float* outT, int width) {
+    bool behind = false;
+    UNROLL for (int j = 0; j < T::kVectors; ++j) behind |= S::any(most.at[j] > base.at[j] + 8.f);
+    if (!behind) return;
     Lanes factor;
     UNROLL for (int j = 0; j < T::kVectors; ++j) {
-      factor.at[j] = S::exp2(before.at[j] - finite(most.at[j]));
+      factor.at[j] = S::exp2(base.at[j] - finite(most.at[j]));
       total.at[j] *= factor.at[j];
     }
+    base = most;
     for (int c = 0; c < width; ++c) {
       Lanes x = Lanes::load(outT + c * L);
       UNROLL for (int j = 0; j < T::kVectors; ++j) x.at[j] *= factor.at[j];
@@ -177,96 +194,121 @@ struct Group {
   }
 };
 
-// Channels in lanes: for one query alone, whose list nobody shares.
-template <int W>
-struct Single {
+// Channels in lanes: for Q queries, too few to fill the lanes. A vector of scores holds R keys × Q queries.
+template <int W, int Q>
+struct Few {
   using S = Simd<W>;
   using F = typename S::F;
+  static constexpr int R = W / Q;
 
-  static void forward(const Rows& rows, const int32_t* list, int count, const float* query, float* result, float* lse,
-                      float scale, float* scratch) {
+  static void forward(const Rows& rows, const int32_t* list, int count, const Queries& queries, float scale,
+                      float* scratch) {
     const int width = padded(rows.width), value_width = padded(rows.value_width);
     float* const q = scratch;
-    float* const out = q + width;
-    float p[kChunk];
-    for (int c = 0; c < width; ++c) q[c] = c < rows.width ? query[c] * (scale * kLog2e) : 0.f;
-    std::memset(out, 0, sizeof(float) * value_width);
-    float most = -kInfinity, total = 0.f;
+    float* const out = q + Q * width;
+    float* const p = out + Q * value_width;
+    for (int i = 0; i < Q; ++i) {
+      for (int c = 0; c < width; ++c) q[i * width + c] = c < rows.width ? queries.q[i][c] * (scale * kLog2e) : 0.f;
+    }
+    std::memset(out, 0, sizeof(float) * Q * value_width);
+    F most = S::splat(-kInfinity), base = most, total{};
     for (int at = 0; at < count; at += kChunk) {
       const Chunk chunk(rows, list + at, count - at);
-      F high = S::splat(most);
-      for (int r = 0; r < chunk.count; r += W) {
-        const F s = dots(chunk.key + r, q, width) + S::load(chunk.bias + r);
-        high = S::max(high, s);
-        S::store(p + r, s);
+      for (int r = 0; r < chunk.count; r += R) {
+        const F s = dots(chunk.key + r, chunk.bias + r, q, width);
+        most = S::max(most, s);
+        S::store(p + r * Q, s);
       }
-      for (int r = chunk.count; r < kChunk; ++r) p[r] = -kInfinity;
-      const float before = most;
-      most = S::largest(high);
-      const float base = most == -kInfinity ? 0.f : most;
-      if (most != before) {
-        const F factor = S::exp2(S::splat(before - base));
-        total *= factor[0];
-        for (int c = 0; c < value_width; c += W) S::store(out + c, S::load(out + c) * factor);
+      for (int i = chunk.count * Q; i % W; ++i) p[i] = -kInfinity;  // repeated keys that fill the last vector
+      if (S::any(most > base + 8.f)) {
+        for (int i = Q; i < W; i *= 2) most = S::max(most, S::rotate(most, i));  // each query's over its R lanes
+        const F factor = S::exp2(base - finite(most));
+        total *= factor;
+        base = most;
+        for (int i = 0; i < Q; ++i) {
+          for (int c = 0; c < value_width; c += W) {
+            float* const here = out + i * value_width + c;
+            S::store(here, S::load(here) * factor[i]);
+          }
+        }
       }
-      F sum{};
-      for (int r = 0; r < kChunk; r += W) {
-        const F x = S::exp2(S::load(p + r) - S::splat(base));
-        sum += x;
-        S::store(p + r, x);
+      for (int i = 0; i < chunk.count * Q; i += W) {
+        const F x = S::exp2(S::load(p + i) - finite(base));
+        total += x;
+        S::store(p + i, x);
       }
-      total += S::sum(sum);
       int c = 0;
-      for (; c + 8 * W <= value_width; c += 8 * W) combine<8>(chunk, p, out, c);
-      for (; c + 2 * W <= value_width; c += 2 * W) combine<2>(chunk, p, out, c);
-      for (; c < value_width; c += W) combine<1>(chunk, p, out, c);
+      for (; c + R * W <= value_width; c += R * W) combine<R>(chunk, p, out, c, value_width);
+      for (; c < value_width; c += W) combine<1>(chunk, p, out, c, value_width);
     }
-    const float share = total == 0.f ? 0.f : 1.f / total;
-    for (int c = 0; c < rows.value_width; ++c) result[c] = out[c] * share;
-    *lse = most * kLn2 + __builtin_logf(total);
+    for (int i = Q; i < W; i *= 2) total += S::rotate(total, i);
+    const F lse = (base + S::log2(total)) * kLn2;
+    for (int i = 0; i < Q; ++i) {
+      const float share = total[i] == 0.f ? 0.f : 1.f / total[i];
+      for (int c = 0; c < rows.value_width; ++c) queries.out[i][c] = out[i * value_width + c] * share;
+      *queries.lse[i] = lse[i];
+    }
   }
 
  private:
-  // The dot products of W rows with q, one in each lane.
-  static INLINE F dots(const float* const* row, const float* q, int width) {
-    F sum[W];
-    UNROLL for (int i = 0; i < W; ++i) sum[i] = F{};
+  static INLINE F finite(F most) { return most == -kInfinity ? F{} : most; }
+
+  // The dot products of R rows with Q queries, one in each lane.
+  static INLINE F dots(const float* const* row, const float* bias, const float* q, int width) {
+    F sum[W], start;
+    UNROLL for (int i = 0; i < W; ++i) {
+      sum[i] = F{};
+      start[i] = bias[i / Q];
+    }
     for (int c = 0; c < width; c += W) {
-      const F x = S::load(q + c);
-      UNROLL for (int i = 0; i < W; ++i) sum[i] += x * S::load(row[i] + c);
+      F x[Q];
+      UNROLL for (int i = 0; i < Q; ++i) x[i] = S::load(q + i * width + c);
+      UNROLL for (int r = 0; r < R; ++r) {
+        const F k = S::load(row[r] + c);
+        UNROLL for (int i = 0; i < Q; ++i) sum[r * Q + i] += x[i] * k;
+      }
     }
     S::transpose(sum);
     UNROLL for (int half = W / 2; half; half /= 2) {
       UNROLL for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
     }
-    return sum[0];
+    return sum[0] + start;
   }
 
+  // K vectors of channels for all queries.
   template <int K>
-  static INLINE void combine(const Chunk& chunk, const float* p, float* out, int c) {
-    F sum[K];
-    UNROLL for (int i = 0; i < K; ++i) sum[i] = S::load(out + c + i * W);
-    for (int r = 0; r < chunk.count; ++r) {
-      const F weight = S::splat(p[r]);
-      UNROLL for (int i = 0; i < K; ++i) sum[i] += weight * S::load(chunk.value[r] + c + i * W);
+  static INLINE void combine(const Chunk& chunk, const float* p, float* out, int c, int width) {
+    F sum[Q][K];
+    UNROLL for (int i = 0; i < Q; ++i) {
+      UNROLL for (int j = 0; j < K; ++j) sum[i][j] = S::load(out + i * width + c + j * W);
     }
-    UNROLL for (int i = 0; i < K; ++i) S::store(out + c + i * W, sum[i]);
+    for (int r = 0; r < chunk.count; ++r) {
+      F value[K];
+      UNROLL for (int j = 0; j < K; ++j) value[j] = S::load(chunk.value[r] + c + j * W);
+      UNROLL for (int i = 0; i < Q; ++i) {
+        const F weight = S::splat(p[r * Q + i]);
+        UNROLL for (int j = 0; j < K; ++j) sum[i][j] += weight * value[j];
+      }
+    }
+    UNROLL for (int i = 0; i < Q; ++i) {
+      UNROLL for (int j = 0; j < K; ++j) S::store(out + i * width + c + j * W, sum[i][j]);
+    }
   }
 };
 
-// Both, by the size of the group: a few queries alone, up to eight in half the lanes, up to sixteen in all.
+// Both, by the size of the group.
 template <int W>
 struct Attend {
   using Full = Group<Tile<W, kGroup / W>>;
   using Half = Group<Tile<(W < 8 ? W : 8), 8 / (W < 8 ? W : 8)>>;
-  static constexpr int kAlone = 4;
 
   static void forward(const Rows& rows, const int32_t* list, int count, const Queries& queries, float scale,
                       float* scratch) {
     if (queries.count > 8) return Full::forward(rows, list, count, queries, scale, scratch);
-    if (queries.count > kAlone) return Half::forward(rows, list, count, queries, scale, scratch);
-    for (int i = 0; i < queries.count; ++i) {
-      Single<W>::forward(rows, list, count, queries.q[i], queries.out[i], queries.lse[i], scale, scratch);
+    for (int i = 0; i < queries.count; i += 4) {
+      const Queries four = queries.some(i, 4);
+      const auto forward = four.count == 1 ? Few<W, 1>::forward : four.count == 2 ? Few<W, 2>::forward : Few<W, 4>::forward;
+      forward(rows, list, count, four, scale, scratch);
     }
   }
 

@@ -32,9 +32,10 @@ struct FovealHead {
            int64_t(f.image->tiles.count) * padded(p.q.width) + int64_t(padded(f.image->cells.count)) * p.q.width + 32;
   }
   static int64_t thread_floats(const Foveal& f) {
-    const int cells = padded(f.image->cells.count);
-    return group_scratch(f.problem.q.width, f.problem.v.width) + int64_t(T::kBlock) * cells + table_rows(f) + cells +
-           padded(f.parents.count) + 64;
+    const int64_t cells = padded(f.image->cells.count) + 16, parents = padded(f.parents.count) + 16;
+    const int64_t choosing = (T::kBlock + 1) * cells;
+    const int64_t listing = padded(table_rows(f)) + cells + 2 * parents;
+    return choosing + listing + group_scratch(f.problem.q.width, f.problem.v.width);
   }
 
   FovealHead(const Foveal& f, int image_index, int head_index, Cursor& memory)
@@ -88,59 +89,42 @@ struct FovealHead {
   void pack(Team team) const {
     for (int i = team.rank; i < prefix; i += team.size) pack_token<W>(head, rows, i, i);
     for (int cell = team.rank; cell < cells; cell += team.size) {
-      float weight = 0.f;
-      const int mean = tokens + cell;
-      clear(mean);
-      for (int i = image.cells.start[cell]; i < image.cells.start[cell + 1]; ++i) {
+      const int begin = image.cells.start[cell], end = image.cells.start[cell + 1];
+      for (int i = begin; i < end; ++i) {
+        prefetch_token(head, image.cells.member[least(i + kAhead, tokens - prefix - 1)]);
         pack_token<W>(head, rows, prefix + i, image.cells.member[i]);
-        weight += pour(prefix + i, mean);
       }
-      settle(mean, weight);
+      pool(tokens + cell, end - begin, [&](int i) { return prefix + begin + i; });
     }
     team.wait();
     for (int parent = team.rank; parent < parents; parent += team.size) {
-      float weight = 0.f;
-      const int mean = tokens + cells + parent;
-      clear(mean);
-      for (int i = foveal.parents.start[parent]; i < foveal.parents.start[parent + 1]; ++i) {
-        weight += pour(tokens + foveal.parents.member[i], mean);
-      }
-      settle(mean, weight);
+      const int begin = foveal.parents.start[parent], end = foveal.parents.start[parent + 1];
+      pool(tokens + cells + parent, end - begin, [&](int i) { return tokens + foveal.parents.member[begin + i]; });
     }
   }
 
-  // A row joins a mean, with the weight its bias gives it.
-  INLINE float pour(int row, int mean) const {
-    const float weight = rows.bias[row] == 0.f ? 1.f : __builtin_exp2f(rows.bias[row]);
-    C::add(rows.key(mean), rows.key(row), weight, padded(rows.width));
-    C::add(rows.value(mean), rows.value(row), weight, padded(rows.value_width));
-    return weight;
-  }
-  INLINE void clear(int mean) const {
-    C::zero(rows.key(mean), padded(rows.width));
-    C::zero(rows.value(mean), padded(rows.value_width));
-  }
-  INLINE void settle(int mean, float weight) const {
-    const float share = weight > 0.f ? 1.f / weight : 1.f;
-    C::multiply(rows.key(mean), share, padded(rows.width));
-    C::multiply(rows.value(mean), share, padded(rows.value_width));
-    rows.bias[mean] = __builtin_log2f(weight);
+  INLINE float weight(int row) const { return rows.bias[row] == 0.f ? 1.f : __builtin_exp2f(rows.bias[row]); }
+
+  // The row `mean` becomes the mean of rows part(0), part(1), …, each with the weight its bias gives it.
+  template <class Part>
+  INLINE void pool(int mean, int count, Part part) const {
+    float total = 0.f;
+    for (int i = 0; i < count; ++i) total += weight(part(i));
+    const float share = total > 0.f ? 1.f / total : 1.f;
+    const auto factor = [&](int i) { return weight(part(i)) * share; };
+    C::sum(rows.key(mean), count, padded(rows.width), [&](int i) { return rows.key(part(i)); }, factor);
+    C::sum(rows.value(mean), count, padded(rows.value_width), [&](int i) { return rows.value(part(i)); }, factor);
+    rows.bias[mean] = __builtin_log2f(total);
   }
 
   // Choosing --------------------------------------------------------------------------------------------------------
 
   void prepare_choice(Team team) const {
     for (int tile = team.rank; tile < tiles; tile += team.size) {
-      float* const mean = q_mean + int64_t(tile) * padded(rows.width);
-      C::zero(mean, padded(rows.width));
       const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
-      for (int i = begin; i < end; ++i) {
-        const float* const q = head.row(foveal.problem.q, image.tiles.member[i]);
-        int c = 0;
-        for (; c + W <= rows.width; c += W) C::S::store(mean + c, C::S::load(mean + c) + C::S::load(q + c));
-        for (; c < rows.width; ++c) mean[c] += q[c];
-      }
-      if (end > begin) C::multiply(mean, foveal.problem.scale / float(end - begin), padded(rows.width));
+      const float share = foveal.problem.scale / float(end - begin);
+      const auto query = [&](int i) { return head.row(foveal.problem.q, image.tiles.member[begin + i]); };
+      C::sum(q_mean + int64_t(tile) * padded(rows.width), end - begin, rows.width, query, [&](int) { return share; });
     }
     for (int first = kGroup * team.rank; first < cells; first += kGroup * team.size) {
       const float* row[kGroup];
@@ -156,6 +140,7 @@ struct FovealHead {
   void choose(int block, Cursor memory) const {
     const int first = block * T::kBlock, length = padded(cells);
     float* const score = memory.floats(int64_t(T::kBlock) * length);
+    int32_t* const index = memory.ints(length + 1);
     const float* row[T::kBlock];
     for (int i = 0; i < T::kBlock; ++i) row[i] = q_mean + int64_t(least(first + i, tiles - 1)) * padded(rows.width);
     for (int cell = 0; cell < cells; cell += kGroup) {
@@ -165,7 +150,7 @@ struct FovealHead {
       const int32_t* const own = foveal.own.member + foveal.own.start[first + i];
       const int owned = foveal.own.start[first + i + 1] - foveal.own.start[first + i];
       Select<W>::largest(score + int64_t(i) * length, rows.bias + tokens, cells, own, owned, foveal.budget,
-                         chosen(first + i));
+                         index, chosen(first + i));
     }
   }
 
@@ -173,8 +158,8 @@ struct FovealHead {
 
   INLINE bool seen(int row) const { return rows.bias[row] != -kInfinity; }
 
-  // The rows a tile sees. `sharp` and `touched` are flags of cells and coarse cells.
-  int list_rows(const int32_t* chosen, int32_t* list, int32_t* sharp, int32_t* touched) const {
+  // The rows a tile sees.
+  int list_rows(const int32_t* chosen, int32_t* list, Cursor memory) const {
     int n = 0;
     for (int i = 0; i < prefix; ++i) list[n++] = i;
     for (int m = 0; m < foveal.budget; ++m) {
@@ -193,22 +178,29 @@ struct FovealHead {
       }
       return n;
     }
+    int32_t* const sharp = memory.ints(cells);  // flags
+    int32_t* const touched = memory.ints(parents);
+    int32_t* const opened = memory.ints(parents + 1);
     std::memset(sharp, 0, sizeof(int32_t) * cells);
     std::memset(touched, 0, sizeof(int32_t) * parents);
     for (int m = 0; m < foveal.budget; ++m) {
       sharp[chosen[m]] = 1;
       touched[foveal.parent[chosen[m]]] = 1;
     }
+    // Counting instead of branching: which are touched is hard to predict.
+    int open = 0;
     for (int parent = 0; parent < parents; ++parent) {
       list[n] = tokens + cells + parent;
       n += !touched[parent] & seen(list[n]);
+      opened[open] = parent;
+      open += touched[parent];
     }
-    for (int parent = 0; parent < parents; ++parent) {
-      if (!touched[parent]) continue;
-      for (int i = foveal.parents.start[parent]; i < foveal.parents.start[parent + 1]; ++i) {
+    for (int o = 0; o < open; ++o) {
+      const int end = foveal.parents.start[opened[o] + 1];
+      for (int i = foveal.parents.start[opened[o]]; i < end; ++i) {
         const int cell = foveal.parents.member[i];
         list[n] = tokens + cell;
-        n += !sharp[cell] & seen(tokens + cell);
+        n += !sharp[cell] & seen(list[n]);
       }
     }
     return n;
@@ -220,8 +212,6 @@ struct FovealHead {
   template <class Visit>
   INLINE void visit(int piece, Cursor memory, Visit attend) const {
     int32_t* const list = memory.ints(table_rows(foveal));
-    int32_t* const sharp = memory.ints(padded(cells));
-    int32_t* const touched = memory.ints(padded(parents));
     float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
     if (piece < prefix) {
       for (int i = 0; i < tokens; ++i) list[i] = i;
@@ -229,8 +219,9 @@ struct FovealHead {
       return attend(list, tokens, &token, 1, scratch);
     }
     const int tile = piece - prefix;
-    const int keys = list_rows(chosen(tile), list, sharp, touched);
     const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
+    for (int i = begin; i < end; ++i) prefetch(head.row(foveal.problem.q, image.tiles.member[i]), rows.width);
+    const int keys = list_rows(chosen(tile), list, memory);
     attend(list, keys, image.tiles.member + begin, end - begin, scratch);
   }
 

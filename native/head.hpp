@@ -53,14 +53,22 @@ struct Channels {
     copy(to, from, width);
     for (int c = width; c < padded(width); ++c) to[c] = 0.f;
   }
-  static INLINE void zero(float* to, int width) { std::memset(to, 0, sizeof(float) * width); }
+
+  // to = Σ_i factor(i) · from(i), a row with its channels in registers.
+  template <class From, class Factor>
+  static INLINE void sum(float* to, int count, int width, From from, Factor factor) {
+    int c = 0;
+    for (; c + 8 * W <= width; c += 8 * W) sum_vectors<8>(to, c, count, from, factor);
+    for (; c + W <= width; c += W) sum_vectors<1>(to, c, count, from, factor);
+    for (; c < width; ++c) {
+      to[c] = 0.f;
+      for (int i = 0; i < count; ++i) to[c] += factor(i) * from(i)[c];
+    }
+  }
 
   // These run over whole rows of a table, whose width is a multiple of 16.
   static INLINE void add(float* to, const float* from, float factor, int width) {
     for (int c = 0; c < width; c += W) S::store(to + c, S::load(to + c) + S::load(from + c) * factor);
-  }
-  static INLINE void multiply(float* to, float factor, int width) {
-    for (int c = 0; c < width; c += W) S::store(to + c, S::load(to + c) * factor);
   }
   // Σ a (b - c)
   static INLINE float dot_difference(const float* a, const float* b, const float* c, int width) {
@@ -68,7 +76,27 @@ struct Channels {
     for (int i = 0; i < width; i += W) sum += S::load(a + i) * (S::load(b + i) - S::load(c + i));
     return S::sum(sum);
   }
+
+ private:
+  template <int K, class From, class Factor>
+  static INLINE void sum_vectors(float* to, int c, int count, From from, Factor factor) {
+    typename S::F sum[K];
+    UNROLL for (int j = 0; j < K; ++j) sum[j] = typename S::F{};
+    for (int i = 0; i < count; ++i) {
+      const float* const row = from(i) + c;
+      const typename S::F weight = S::splat(factor(i));
+      UNROLL for (int j = 0; j < K; ++j) sum[j] += weight * S::load(row + j * W);
+    }
+    UNROLL for (int j = 0; j < K; ++j) S::store(to + c + j * W, sum[j]);
+  }
 };
+
+constexpr int kAhead = 8;  // rows
+
+INLINE void prefetch_token(const Head& head, int64_t token) {
+  prefetch(head.row(head.problem.k, token), head.problem.k.width);
+  prefetch(head.row(head.problem.v, token), head.problem.v.width);
+}
 
 template <int W>
 INLINE void pack_token(const Head& head, const Rows& rows, int64_t to, int64_t token) {

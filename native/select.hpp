@@ -1,7 +1,7 @@
 // The `budget` largest of a row of scores, in ascending order of index; of equal scores the lower index first.
 //
-// A threshold is searched by counting, which is a handful of passes over a row that stays in the first-level cache and
-// has no branches to mispredict, where sorting or partitioning would mispredict at every other element.
+// A threshold is searched by counting, which is a dozen passes over a row that stays in the first-level cache and has no
+// branches to mispredict, where sorting or partitioning would mispredict at every other element.
 #pragma once
 
 #include "simd.hpp"
@@ -13,12 +13,43 @@ struct Select {
   using S = Simd<W>;
   using F = typename S::F;
   using I = typename S::I;
-  static constexpr int32_t kForced = INT32_MAX, kNever = INT32_MIN;
 
-  // Floats as integers of the same order. NaN comes after everything, as in torch.sort.
-  static INLINE I order(F x) {
-    const I bits = (I)(x + 0.f);  // -0 becomes 0: they are equal
-    return x != x ? S::splat(kForced - 1) : bits ^ ((bits >> 31) & 0x7fffffff);
+  // `score` has room for a multiple of 16 and is changed; a `bias` of -inf marks what must not be taken while anything
+  // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for `count` numbers and one.
+  static void largest(float* score, const float* bias, int count, const int32_t* own, int owned, int budget,
+                      int32_t* index, int32_t* chosen) {
+    const int length = (count + 15) / 16 * 16;
+    for (int i = count; i < length; ++i) score[i] = -kInfinity;
+    F low = S::splat(kInfinity), high = S::splat(-kInfinity);
+    for (int i = 0; i < length; i += W) {
+      F x = S::load(score + i);
+      x = x != x ? S::splat(kInfinity) : x;
+      x = S::load(bias + i) == -kInfinity ? S::splat(-kInfinity) : x;
+      low = x < low ? x : low;
+      high = x > high ? x : high;
+      S::store(score + i, x);
+    }
+    for (int i = 0; i < owned; ++i) score[own[i]] = kInfinity;
+    float threshold = kInfinity;
+    if (owned < budget) threshold = search(score, count, length, budget, -S::largest(-low), S::largest(high));
+    emit(score, count, length, threshold, budget, index);
+    std::memcpy(chosen, index, sizeof(int32_t) * budget);
+  }
+
+ private:
+  // Padding is -inf, so it is counted only when everything is.
+  static INLINE int at_least(const float* score, int length, float threshold) {
+    const F bound = S::splat(threshold);
+    I found{};
+    for (int i = 0; i < length; i += W) found -= S::load(score + i) >= bound;
+    return S::sum(found);
+  }
+
+  // Floats as integers of the same order, to halve the interval between any two of them; its own inverse.
+  static INLINE int32_t order(float x) {
+    int32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits ^ ((bits >> 31) & 0x7fffffff);
   }
   static INLINE float value(int32_t key) {
     const int32_t bits = key ^ ((key >> 31) & 0x7fffffff);
@@ -27,80 +58,41 @@ struct Select {
     return x;
   }
 
-  // `score` has room for a multiple of 16 and is used up; `bias` of -inf marks what must not be taken while anything
-  // else is left; `own` are taken first.
-  static void largest(float* score, const float* bias, int count, const int32_t* own, int owned, int budget,
-                      int32_t* chosen) {
-    int32_t* const key = reinterpret_cast<int32_t*>(score);
-    const int length = (count + 15) / 16 * 16;
-    I low = S::splat(kForced), high = S::splat(kNever);
-    for (int i = 0; i < length; i += W) {
-      const F x = S::load(bias + i) == -kInfinity ? S::splat(-kInfinity) : S::load(score + i);
-      const I k = order(x);
-      low = k < low ? k : low;
-      high = k > high ? k : high;
-      S::store(key + i, k);
-    }
-    for (int i = count; i < length; ++i) key[i] = kNever;
-    for (int i = 0; i < owned; ++i) key[own[i]] = kForced;
-    int32_t least_key = kForced, most_key = kNever;
-    for (int i = 0; i < W; ++i) {
-      least_key = low[i] < least_key ? low[i] : least_key;
-      most_key = high[i] > most_key ? high[i] : most_key;
-    }
-    const int32_t threshold = owned >= budget ? kForced : search(key, length, budget, least_key, most_key);
-    emit(key, length, threshold, budget - at_least(key, length, int64_t(threshold) + 1), chosen);
-  }
-
- private:
-  static INLINE int at_least(const int32_t* key, int length, int64_t threshold) {
-    if (threshold > kForced) return 0;
-    const I bound = S::splat(int32_t(threshold));
-    I found{};
-    for (int i = 0; i < length; i += W) found -= S::load(key + i) >= bound;
-    int sum = 0;
-    for (int i = 0; i < W; ++i) sum += found[i];
-    return sum;
-  }
-
-  // The largest threshold that at least `budget` keys reach, or any that exactly `budget` do.
-  static INLINE int32_t search(const int32_t* key, int length, int budget, int32_t low, int32_t high) {
+  // The largest threshold that at least `budget` scores reach, or any that exactly `budget` do.
+  static INLINE float search(const float* score, int count, int length, int budget, float smallest, float greatest) {
+    int64_t low = order(smallest), high = order(greatest);
     for (int step = 0; low < high; ++step) {
-      int64_t middle = (int64_t(low) + high + 1) >> 1;
-      // Halving the scores' range closes in on scores that lie evenly, halving the integers' on any at all.
-      if (step < 16) {
-        const float half = 0.5f * value(low) + 0.5f * value(high);
-        int32_t bits;
-        std::memcpy(&bits, &half, sizeof bits);
-        bits ^= (bits >> 31) & 0x7fffffff;
-        if (bits > low && bits <= high) middle = bits;
+      int64_t middle = (low + high + 1) >> 1;
+      if (step < 16) {  // scores lie more evenly than the integers their bits are
+        const int64_t half = order(0.5f * value(int32_t(low)) + 0.5f * value(int32_t(high)));
+        if (half > low && half <= high) middle = half;
       }
-      const int found = at_least(key, length, middle);
-      if (found == budget) return int32_t(middle);
+      const int found = least(count, at_least(score, length, value(int32_t(middle))));
+      if (found == budget) return value(int32_t(middle));
       if (found > budget) {
-        low = int32_t(middle);
+        low = middle;
       } else {
-        high = int32_t(middle - 1);
+        high = middle - 1;
       }
     }
-    return low;
+    return value(int32_t(low));
   }
 
-  // Indices above the threshold, and the first `ties` of those that equal it.
-  static INLINE void emit(const int32_t* key, int length, int32_t threshold, int ties, int32_t* chosen) {
-    const I bound = S::splat(threshold);
-    for (int i = 0; i < length; i += W) {
-      const I reached = S::load(key + i) >= bound;
-      const typename S::Bytes flags = __builtin_convertvector(reached, typename S::Bytes);
-      uint64_t part[(W + 7) / 8] = {};
-      std::memcpy(part, &flags, sizeof flags);
-      UNROLL for (int j = 0; j < (W + 7) / 8; ++j) {
-        for (uint64_t left = part[j] & 0x0101010101010101u; left; left &= left - 1) {
-          const int at = i + 8 * j + __builtin_ctzll(left) / 8;
-          if (key[at] == threshold && --ties < 0) continue;
-          *chosen++ = at;
-        }
+  // Indices above the threshold, and as many of the first that equal it as the budget has room for.
+  static INLINE void emit(const float* score, int count, int length, float threshold, int budget, int32_t* index) {
+    int n = 0;
+    if (at_least(score, length, threshold) == budget) {
+      for (int i = 0; i < count; ++i) {
+        index[n] = i;
+        n += score[i] >= threshold;
       }
+      return;
+    }
+    int room = budget;
+    for (int i = 0; i < count; ++i) room -= score[i] > threshold;
+    for (int i = 0; i < count; ++i) {
+      index[n] = i;
+      n += score[i] > threshold || (score[i] == threshold && room-- > 0);
     }
   }
 };

@@ -32,12 +32,16 @@ INLINE T least(T a, T b) {
   return a < b ? a : b;
 }
 
+// Ask for a row of floats ahead of its use.
+INLINE void prefetch(const float* row, int width) {
+  for (int c = 0; c < width; c += 16) __builtin_prefetch(row + c);
+}
+
 template <int W>
 struct Simd {
   static constexpr int kWidth = W;
   typedef float F __attribute__((vector_size(4 * W)));
   typedef int32_t I __attribute__((vector_size(4 * W)));
-  typedef int8_t Bytes __attribute__((vector_size(W)));
 
   static INLINE F load(const float* from) {
     F x;
@@ -74,6 +78,13 @@ struct Simd {
     return lane[0];
   }
 
+  static INLINE int32_t sum(I x) {
+    int32_t lane[W], total = 0;
+    store(lane, x);
+    UNROLL for (int i = 0; i < W; ++i) total += lane[i];
+    return total;
+  }
+
   static INLINE float largest(F x) {
     float lane[W], best;
     store(lane, x);
@@ -83,22 +94,44 @@ struct Simd {
   }
 
   // 2^x with a relative error of about 1e-7: x = n + f with |f| ≤ ½, a polynomial for 2^f (minimax, exact at 0), n put
-  // into the exponent. Below -126 the result is 0; NaN stays NaN. Arguments above 127 do not occur.
+  // into the exponent. From -127 down the exponent, and so the result, is 0; NaN stays NaN. Arguments above 127 do not
+  // occur.
   static INLINE F exp2(F x) {
-    const F lowest = splat(-126.f), shift = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to a whole number
-    const F y = x < lowest ? lowest : x;
+    const F lowest = splat(-127.f), shift = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to a whole number
+    const F y = lowest > x ? lowest : x;
     const F rounded = y + shift;
     const F f = y - (rounded - shift);
-    F p = splat(1.55946781613e-4f);
-    p = p * f + 1.34066439024e-3f;
-    p = p * f + 9.61769297299e-3f;
-    p = p * f + 5.55031055101e-2f;
-    p = p * f + 2.40226527829e-1f;
-    p = p * f + 6.93147214968e-1f;
-    p = p * f + 1.f;
-    const I exponent = ((I)rounded << 23) + splat(127 << 23);
-    const F result = p * (F)exponent;
-    return x < lowest ? F{} : result;
+    // Pairs of terms at once: a shorter chain of dependent operations than one by one.
+    const F square = f * f;
+    const F first = 6.93147214968e-1f * f + 1.f;
+    const F second = 5.55031055101e-2f * f + 2.40226527829e-1f;
+    const F third = 1.55946781613e-4f * square + (1.34066439024e-3f * f + 9.61769297299e-3f);
+    const F p = (third * square + second) * square + first;
+    return p * (F)(((I)rounded << 23) + splat(127 << 23));
+  }
+
+  // log2 x for x ≥ 0: x = m · 2^e with √½ ≤ m < √2, and log m = 2 artanh s with s = (m - 1) / (m + 1), |s| < 0.18.
+  static INLINE F log2(F x) {
+    const I above = (I)x - splat(0x3f3504f3);  // from √½
+    const I exponent = above >> 23;
+    const F m = (F)((I)x - (exponent << 23));
+    const F s = (m - 1.f) / (m + 1.f), square = s * s;
+    F p = splat(0.3205989f);  // 2 / ln 2 over 9, 7, 5, 3, 1
+    p = p * square + 0.4121986f;
+    p = p * square + 0.5770780f;
+    p = p * square + 0.9617967f;
+    p = p * square + 2.8853901f;
+    const F whole = (F)(exponent + splat(0x4b400000)) - 12582912.f;  // the integer as a float, as in exp2
+    const F result = p * s + whole;
+    return x > 0.f ? result : x == 0.f ? splat(-kInfinity) : x;
+  }
+
+  // Lane i of the result is lane (i + by) mod W.
+  static INLINE F rotate(F x, int by) {
+    float lane[2 * W];
+    store(lane, x);
+    store(lane + W, x);
+    return load(lane + by);
   }
 
   // Rows become columns: blocks of 1, 2, 4, … trade places across the diagonal.

@@ -12,8 +12,8 @@ struct Tile {
   using S = Simd<W>;
   using F = typename S::F;
   static constexpr int kVectors = V, kLanes = W * V;
-  static constexpr int kBlock = 12 / V;  // rows (or channels) at once: 12 accumulators hide the multiply-add's latency
-  static_assert(12 % V == 0);
+  // Rows (or channels) at once: enough accumulators to hide the latency of multiply-adds, few enough for registers.
+  static constexpr int kBlock = (kLanes < 16 ? 8 : 12) / V;
 
   struct Lanes {
     F at[V];
@@ -32,21 +32,28 @@ struct Tile {
     }
   };
 
-  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows; `most` follows the largest.
+  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows; `most` follows the largest. Meanwhile the
+  // rows `ahead`, two for each row, are fetched into the cache.
   static INLINE void dot(const float* const* row, const float* start, const float* xT, int width, float* out,
-                         int64_t out_stride, Lanes* most = nullptr) {
+                         int64_t out_stride, Lanes* most = nullptr, const float* const* ahead = nullptr) {
     const float* r[kBlock];
     UNROLL for (int i = 0; i < kBlock; ++i) r[i] = row[i];
     Lanes sum[kBlock];
     UNROLL for (int i = 0; i < kBlock; ++i) sum[i] = Lanes::splat(start ? start[i] : 0.f);
+    for (int line = 0; line < width; line += 16) {
+      if (ahead) {
+        UNROLL for (int i = 0; i < 2 * kBlock; ++i) __builtin_prefetch(ahead[i] + line);
+      }
+      const int end = least(line + 16, width);
 #if !defined(__clang__)
 #pragma GCC unroll 4
 #endif
-    for (int c = 0; c < width; ++c) {
-      const Lanes x = Lanes::load(xT + int64_t(c) * kLanes);
-      UNROLL for (int i = 0; i < kBlock; ++i) {
-        const F value = S::splat(r[i][c]);
-        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] += value * x.at[j];
+      for (int c = line; c < end; ++c) {
+        const Lanes x = Lanes::load(xT + int64_t(c) * kLanes);
+        UNROLL for (int i = 0; i < kBlock; ++i) {
+          const F value = S::splat(r[i][c]);
+          UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] += value * x.at[j];
+        }
       }
     }
     UNROLL for (int i = 0; i < kBlock; ++i) {
