@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
+# Decisions in tests must not hang on how busy the machine is: nothing is timed unless a test asks for it.
+os.environ.setdefault("ATTENDLESS_CHOOSE", "off")
+
 
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:

@@ -29,7 +29,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..sparse.blocks import Plan, block_attention, plan
+from ..sparse.blocks import Plan, block_attention, plan, ways
+from ..sparse.choose import Ways, against_full, choose
 from ..sparse.patterns import (
     Pattern,
     global_pattern,
@@ -184,6 +185,16 @@ class BigBird(Attention):
         return "its blocks need every cell of the grid; tokens were dropped or merged" if grid.reduced else None
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:
+        found = choose(self._ways(grid, batch))
         pattern = self.pattern(grid)
         share = pattern.edges(self.num_heads) / (self.num_heads * grid.tokens**2)
-        return Choice("blocks", f"each of {len(pattern.blocks) - 1} blocks gathers its keys: {share:.0%} of all pairs")
+        what = f"{len(pattern.blocks) - 1} blocks, {share:.0%} of all pairs"
+        return Choice(found.path if found.path == "native" else "blocks", f"{what}; {found.reason}")
+
+    def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
+        return against_full(self._ways(grid, batch), 2 * batch * grid.tokens**2 * self.attn_dim)
+
+    def _ways(self, grid: Grid, batch: int) -> Ways:
+        how = _plan(grid.height, grid.width, grid.prefix, self.options, self.num_heads, self._seed)
+        weight, dropout = self.qkv.weight, self.attn_drop.p if self.training else 0.0
+        return ways(how, batch, self.head_dim, weight.dtype, weight.device.type, dropout)

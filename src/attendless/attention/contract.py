@@ -212,6 +212,10 @@ class Attention(nn.Module):
         """How `attend` will be executed here, and why."""
         return Choice("torch", "plain PyTorch operations")
 
+    def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
+        """Seconds `attend` should take on this machine and full attention in its place; None: there is no estimate."""
+        return None
+
     # What every mechanism gets -----------------------------------------------------------------------------------
 
     @property

@@ -9,13 +9,16 @@ those of full attention. `keep` is the share of cells a tile looks at closely; a
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ..sparse import flex, ops  # noqa: F401 - `ops` registers torch.ops.attendless
 from ..sparse import foveal as definition
-from ..sparse import native, ops  # noqa: F401 - `ops` registers torch.ops.attendless
+from ..sparse.choose import Ways, against_full, choose, native_refuses
+from ..sparse.costs import foveal_executed
 from . import spec
 from .contract import Attention, Choice, Context, Grid
 from .registry import register
@@ -61,22 +64,47 @@ class Foveal(Attention):
         return None
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:
-        return executor(self.qkv.weight.dtype, self.qkv.weight.device, self.attn_drop.p if self.training else 0.0)
+        return choose(self._ways(grid, batch))
+
+    def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
+        return against_full(self._ways(grid, batch), 2 * batch * grid.tokens**2 * self.attn_dim)
+
+    def _ways(self, grid: Grid, batch: int) -> Ways:
+        weight, dropout = self.qkv.weight, self.attn_drop.p if self.training else 0.0
+        return ways(self.layout(grid), batch, self.num_heads, self.head_dim, weight.dtype, weight.device.type, dropout)
 
 
-def executor(dtype: torch.dtype, device: torch.device, dropout: float) -> Choice:
-    """Who computes it. Both compute the same function, so this is about speed alone."""
-    if not native.available:
-        why = native.reason
-    elif device.type != "cpu":
-        why = f"the native kernels run on the CPU, the tensors are on {device.type}"
-    elif dtype == torch.float64:
-        why = "the native kernels compute in 32-bit floats"
-    elif dropout:
-        why = "the native kernels do not drop attention weights at random"
-    else:
-        return Choice("native", "one fused kernel chooses and attends")
-    return Choice("torch", f"dense products with a mask: {why}")
+@lru_cache(maxsize=1024)
+def ways(
+    layout: definition.Layout,
+    batch: int,
+    heads: int,
+    width: int,
+    dtype: torch.dtype,
+    device: str,
+    dropout: float,
+) -> Ways:
+    """What can compute it: all the same function, so this is about speed alone."""
+    dim = batch * heads * width
+    dense = ("torch", foveal_executed(layout, dim))
+    macs = definition.macs(layout, dim)
+    why = native_refuses(dtype, device, dropout)
+    if not why:
+        return Ways("foveal", (("native", macs), dense), layout.tile**2, device)
+    if device == "cuda":
+        why = flex.refuses(dtype, width, dropout)
+    if not why:
+        return Ways("foveal", (("flex", macs), dense), layout.tile**2, device, "FlexAttention skips what is not seen")
+    return Ways("foveal", (dense,), layout.tile**2, device, f"dense products with a mask: {why}")
+
+
+# A compiler takes the answer for a constant of the graph, so the arguments are plain numbers and names.
+@torch.compiler.assume_constant_result
+def executor(
+    sizes: tuple[int, ...], batch: int, heads: int, width: int, dtype: torch.dtype, device: str, dropout: float
+) -> str:
+    """The path that computes it."""
+    return choose(ways(definition.Layout(*sizes), batch, heads, width, dtype, device, dropout)).path
 
 
 def foveal(
@@ -91,7 +119,12 @@ def foveal(
     dropout: float = 0.0,
 ) -> Tensor:
     """Choose and attend: q, k [B, H, N, D], v [B, H, N, ·] → [B, H, N, ·]."""
-    if executor(q.dtype, q.device, dropout).path == "native":
-        return torch.ops.attendless.foveal(q, k, v, key_bias, places, list(dataclasses.astuple(layout)), scale)[0]
+    sizes = dataclasses.astuple(layout)
+    batch = 1 if torch.compiler.is_compiling() else len(q)  # there it may be a symbol, and one graph serves all
+    path = executor(sizes, batch, q.shape[1], q.shape[3], q.dtype, q.device.type, dropout)
+    if path == "native":
+        return torch.ops.attendless.foveal(q, k, v, key_bias, places, list(sizes), scale)[0]
     chosen = definition.select(q, k, layout, scale=scale, key_bias=key_bias, places=places)
+    if path == "flex":
+        return flex.attend(q, k, v, chosen, layout, scale=scale, key_bias=key_bias, places=places)
     return definition.attend(q, k, v, chosen, layout, scale=scale, key_bias=key_bias, places=places, dropout=dropout)

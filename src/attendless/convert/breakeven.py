@@ -1,8 +1,9 @@
 """Whether attending less can pay in one layer at one size.
 
-The rule: an attention is worth converting to if it computes fewer multiply-accumulates than the one it replaces, its
-choice of keys and its own extra layers included. Fewer is necessary, not sufficient: `bench` measures what the clock
-says.
+The rule: an attention is worth converting to if it should take less time on this machine than full attention, by costs
+measured here once (`sparse.costs`). Where there is no such estimate (another attention to beat, a mechanism that is
+plain PyTorch, a GPU, or `ATTENDLESS_CHOOSE=off`) it must compute fewer multiply-accumulates than the one it replaces,
+its choice of keys and its own extra layers included. Either way `bench` measures what the clock says.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 
 from ..attention import Attention, Grid, Macs
+from ..sparse.choose import milliseconds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,10 @@ def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> 
     """Compare `attention` on `grid` with what it replaces: full attention, unless `current` says otherwise."""
     if attention.name == "full" and current is None:
         return Decision(True, "full attention was asked for")
+    estimate = attention.estimate(grid) if current is None else None
+    if estimate is not None:
+        ours, full = (milliseconds(seconds) for seconds in estimate)
+        return Decision(estimate[0] < estimate[1], f"{ours} estimated on this machine, full attention {full}")
     then, now = attention.macs(grid), current or full_macs(attention, grid)
     what = "full attention" if current is None else "the model's own"
     return Decision(then.total < now.total, f"{then.total / now.total:.2f}× the MACs of {what}")

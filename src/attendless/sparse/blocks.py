@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .choose import Ways, choose, native_refuses
+from .ops import block_lists
 from .patterns import Pattern
 
 #: Rows share a product while the shortest list has at least this share of the longest one's keys.
@@ -44,11 +46,14 @@ class Plan:
     everything: Tensor  # int64 [n]: the tokens that see every token, in all heads
     buckets: tuple[Bucket, ...]
     back: Tensor  # int64 [H · N]: where each token's result lies among those of `everything`, the buckets and a zero
+    lists: tuple[Tensor, ...]  # what the native kernel reads, see `ops.block_lists`
+    edges: int  # pairs of a query and a key, over all heads
 
 
 def plan(pattern: Pattern, heads: int) -> Plan:
     """The plan of a pattern, as fresh tensors: kept ones could be fakes of a compiler that was tracing at the time."""
     everything, buckets, back = _plan(pattern, heads)
+    lists, edges = _listed(pattern, heads)
     return Plan(
         torch.from_numpy(everything),
         tuple(
@@ -56,7 +61,14 @@ def plan(pattern: Pattern, heads: int) -> Plan:
             for queries, keys, real, lengths in buckets
         ),
         torch.from_numpy(back),
+        tuple(map(torch.from_numpy, lists)),
+        edges,
     )
+
+
+@lru_cache(maxsize=256)
+def _listed(pattern: Pattern, heads: int) -> tuple[list[np.ndarray], int]:
+    return [numbers.numpy() for numbers in block_lists(pattern)], pattern.edges(heads)
 
 
 @lru_cache(maxsize=256)
@@ -116,8 +128,27 @@ def few_at_a_time(
     return torch.cat([run(*part) for part in parts])
 
 
+def ways(plan: Plan, batch: int, width: int, dtype: torch.dtype, device: str, dropout: float) -> Ways:
+    """What can compute a plan with heads of this width."""
+    macs = 2 * batch * plan.edges * width
+    why = native_refuses(dtype, device, dropout)
+    paths = (("torch", macs),) if why else (("native", macs), ("torch", macs))
+    blocks = len(plan.lists[0]) - 1
+    return Ways("block", paths, len(plan.lists[1]) / blocks, device, why and f"gathered keys, batched products: {why}")
+
+
 def block_attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
     """q, k [B, H, N, D] and v [B, H, N, ·] → [B, H, N, ·]: each query attends to the keys its pattern shows it."""
+    # A graph would keep the lists of every layer as constants of its own, so a compiler gets PyTorch's operations.
+    if not torch.compiler.is_compiling() and len(plan.everything) < q.shape[2]:
+        found = ways(plan, len(q), q.shape[-1], q.dtype, q.device.type, dropout)
+        if choose(found).path == "native":
+            return torch.ops.attendless.block_attend(q, k, v, None, list(plan.lists), scale)[0]
+    return attend_in_torch(q, k, v, plan, scale=scale, dropout=dropout)
+
+
+def attend_in_torch(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
+    """The same by PyTorch's operations: keys gathered, products batched."""
     if len(plan.everything) == q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
     at_once = _GATHERED

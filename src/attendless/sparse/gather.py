@@ -1,6 +1,6 @@
 """Attention over unstructured keys: every query of every head has a list of its own.
 
-    out_i = Σ_j p_ij v_j        p_ij = softmax over j = indices[i, 0], …, indices[i, counts[i] - 1] of scale · q_i·k_j + b_j
+    out_i = Σ_j p_ij v_j        p_i = softmax of scale · q_i·k_j + b_j over the first counts[i] keys j of indices[i]
 
 A list may be in any order; a key that stands in it twice counts twice; a query with no keys gets zeros. Sparsifiner's
 masks and any other choice of keys made query by query come in this form.
