@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from attendless.measure import clock
 from attendless.measure.clock import ROUNDS, Comparison, compare, device_timer, race, sign_rank, warm_up
 from attendless.measure.throughput import best_batch
 
@@ -86,9 +87,18 @@ def test_every_round_gives_everybody_the_same_turns_in_changing_order() -> None:
 
 def test_a_slow_contestant_still_gets_its_rounds_and_a_quick_one_stays_within_budget() -> None:
     assert Machine().race(budget=1, dense=5.0, ours=4.0).pairs == ROUNDS
-    machine = Machine(noisy(0, spread=1.0))
+    machine = Machine(noisy(0, spread=0.05))
     machine.race(budget=10, dense=0.02, ours=0.02)
-    assert machine.now < 15
+    assert machine.now < 12
+
+
+def test_scattering_ratios_get_longer_rounds_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(noisy(0, spread=3.0))
+    found = machine.race(budget=10, dense=0.02, ours=0.03)
+    assert found.pairs >= ROUNDS
+    assert 20 < machine.now < 60
+    monkeypatch.setattr(clock, "NOISY", math.inf)
+    assert found.spread < 0.75 * Machine(noisy(0, spread=3.0)).race(budget=10, dense=0.02, ours=0.03).spread
 
 
 def test_quick_calls_are_repeated_within_a_turn_and_reported_per_call() -> None:

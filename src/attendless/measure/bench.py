@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention
-from ..convert.source import parse_size
+from ..convert.resize import parse_size
 from ..errors import UserError
 from .cap import cap, macs_share, time_share
 from .clock import Call, Race, device_timer, race
@@ -26,7 +26,7 @@ from .memory import Memory, available
 from .parts import Parts, parts
 from .row import Measurement
 from .stamp import stamp
-from .subject import Subject, attention_of, described, images_for, named, original, resized
+from .subject import Subject, attention_of, converted, described, images_for, named, original, resized
 from .throughput import best_batch
 
 Size = int | tuple[int, int] | str
@@ -69,7 +69,7 @@ def bench(
     name: str | None = None,
     **settings: Any,
 ) -> Measurement:
-    """Measure `model` against the dense model `like`; without one, against the timm model it was converted from.
+    """Measure `model` against the dense model `like`; without one, against the timm model it came from.
 
     `settings` are those of `Settings`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`, `throughput` or
     `parts` to leave one out. Print the result for a summary; `as_dict()` is its JSON.
@@ -111,7 +111,7 @@ def bench_rows(
     with _threads(settings.threads):
         for size in sizes or (None,):
             dense, asked = named(model, size=size, **opening), attentions or ("full",)
-            if hasattr(dense.model, "attention"):  # a file of ours: the dense model is the one it was converted from
+            if converted(dense.model):  # a file or a model of ours
                 asked = attentions or (dense.attention,)
                 dense = described(original(dense.model))
             subjects = [named(model, attention=text, size=size, **opening) for text in asked]

@@ -24,6 +24,8 @@ Timer = Callable[[Call], float]
 
 #: Fewer rounds than this give no verdict worth printing.
 ROUNDS = 25
+#: Ratios that scatter by more than this want longer rounds.
+NOISY = 0.08
 #: How sure the interval of the median ratio is meant to be.
 CONFIDENCE = 0.99
 
@@ -149,6 +151,7 @@ def race(
     At least `rounds` rounds are run, then more until the interval of every median ratio is known to `precision` or
     `budget` seconds are over. (Never until a difference *shows*: stopping on what one hopes to see finds it too often.)
     In a round everybody has up to five turns, as the budget allows, and counts the quickest: disturbances only add.
+    Where the ratios still scatter, rounds are made longer, two into one, for up to three times the budget.
     """
     names = list(contestants)
     quickest = {name: warm_up(contestants[name], timer) for name in names}
@@ -156,23 +159,44 @@ def race(
     repeats = {name: max(1, math.ceil(0.002 / max(quickest[name], 1e-7))) for name in names}
     lap = sum(quickest[name] * repeats[name] for name in names)
     turns = min(5, max(1, int(budget / (rounds * max(lap, 1e-7)))))
-    shuffled = random.Random(seed)
+    order = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     spent = 0.0
     with _no_collection():
         while True:
-            figures: dict[str, list[float]] = {name: [] for name in names}
-            for turn in range(turns):
-                # Every second turn walks back, so that a steady drift favours nobody.
-                names = names[::-1] if turn % 2 else shuffled.sample(names, len(names))
-                for name in names:
-                    figures[name].append(timer(_repeat(contestants[name], repeats[name])))
+            figures = _round(contestants, repeats, turns, timer, order)
+            spent += sum(map(sum, figures.values()))
             for name, values in figures.items():
-                spent += sum(values)
                 seconds[name].append(min(values) / repeats[name])
             done = len(seconds[names[0]])
-            if done >= rounds and (spent >= budget or done >= max_rounds or _precise(seconds, precision)):
-                return Race({name: tuple(seconds[name]) for name in contestants})
+            if done < rounds:
+                continue
+            found = Race({name: tuple(seconds[name]) for name in names})
+            others = [found.compare(name, names[0]) for name in names[1:]]
+            if any(other.spread > NOISY * other.ratio for other in others) and spent < 3 * budget:
+                seconds = {name: [*map(min, values[::2], values[1::2])] for name, values in seconds.items()}
+                turns *= 2
+            elif spent >= budget or done >= max_rounds or all(_known(other, precision) for other in others):
+                return found
+
+
+def _round(
+    contestants: Mapping[str, Call], repeats: Mapping[str, int], turns: int, timer: Timer, order: random.Random
+) -> dict[str, list[float]]:
+    """Seconds of every turn of one round."""
+    figures: dict[str, list[float]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for turn in range(turns):
+        # Every second turn walks back, so that a steady drift favours nobody.
+        names = names[::-1] if turn % 2 else order.sample(names, len(names))
+        for name in names:
+            figures[name].append(timer(_repeat(contestants[name], repeats[name])))
+    return figures
+
+
+def _known(comparison: Comparison, precision: float) -> bool:
+    low, high = comparison.interval
+    return high - low <= 2 * precision * low
 
 
 @contextlib.contextmanager
@@ -193,9 +217,3 @@ def _repeat(call: Call, times: int) -> Call:
             call()
 
     return call if times == 1 else calls
-
-
-def _precise(seconds: Mapping[str, Sequence[float]], precision: float) -> bool:
-    first, *others = seconds.values()
-    intervals = (compare(other, first).interval for other in others)
-    return all(high - low <= 2 * precision * low for low, high in intervals)

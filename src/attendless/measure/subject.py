@@ -11,8 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention, join
-from ..convert.describe import Description, describe
-from ..convert.source import open_model, resize
+from ..backbones import Pyramid
+from ..backbones.block import take_weights
+from ..convert import convert, open_model
+from ..convert.blueprint import Blueprint, blueprint
+from ..convert.resize import resize
 from ..errors import UserError
 from .macs import channels
 from .memory import Memory, peak_memory
@@ -59,11 +62,15 @@ def described(model: nn.Module) -> Subject:
     """A model given as an object."""
     attention = attention_of(model)
     try:
-        found = describe(model)
+        plan = blueprint(model)
     except UserError:
         return Subject(model, attention)
-    arguments = {"host": found.host, "arguments": found.arguments, "attention": getattr(model, "attention", None)}
-    return Subject(model, attention, f"{__name__}:rebuild", arguments)
+    return Subject(model, attention, f"{__name__}:rebuild", {"plan": plan.as_dict(), "timms": not converted(model)})
+
+
+def converted(model: nn.Module) -> bool:
+    """Whether any attention in a model is one of ours."""
+    return any(isinstance(module, Attention) for module in model.modules())
 
 
 def attention_of(model: nn.Module) -> str:
@@ -72,10 +79,10 @@ def attention_of(model: nn.Module) -> str:
     return join(specs) if specs else "full"
 
 
-def rebuild(host: str, arguments: dict[str, Any], attention: str | None) -> nn.Module:
-    """A described model, every weight written so that all of it is resident; timm's own without `attention`."""
-    description = Description(host, arguments)
-    model = description.original() if attention is None else description.build(attention)
+def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:
+    """The model of a blueprint, or the one of timm's behind it, every weight written so that all of it is resident."""
+    found = Blueprint.from_dict(plan)
+    model = _timms(found) if timms else found.build()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.02)
@@ -83,14 +90,25 @@ def rebuild(host: str, arguments: dict[str, Any], attention: str | None) -> nn.M
 
 
 def original(model: nn.Module) -> nn.Module:
-    """The timm model, with its own fused attention, that a converted model came from, with the weights they share."""
-    if not hasattr(model, "attention"):
+    """The dense model that one which attends less is compared with, with the weights they share.
+
+    It is the timm model, with its own fused attention, that the given one came from; a pyramid of ours, which comes
+    from none, is compared with itself under full attention.
+    """
+    if not converted(model):
         raise UserError(f"{type(model).__name__} was not converted by attendless: give the dense model as like=")
-    dense = describe(model).original()
-    weights = model.state_dict()
-    dense.load_state_dict({name: weights[name] for name in dense.state_dict()})
+    if isinstance(model, Pyramid):
+        return convert(model, "full")
+    dense = _timms(blueprint(model))
+    take_weights(dense, model.state_dict())
     first = next(model.parameters())
     return dense.to(first.device, first.dtype).eval()
+
+
+def _timms(plan: Blueprint) -> nn.Module:
+    if plan.description.host == "timm":
+        return dataclasses.replace(plan, attention=(None,) * len(plan.attention)).build()
+    return plan.description.original()
 
 
 def resized(model: nn.Module, size: tuple[int, int]) -> nn.Module:
