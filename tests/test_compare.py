@@ -220,22 +220,16 @@ def test_five_kills(tmp_path: Path) -> None:
     said = plain.communicate()[0]
     assert plain.returncode == 0, said
     took = time.monotonic() - began
-    kills = 0
-    while kills < 5:
+    for _ in range(5):
         process = start(tmp_path / "killed")
-        time.sleep(draw.uniform(0.1, 0.5) * took)
-        if process.poll() is not None:
-            assert process.returncode == 0, process.communicate()[0]
-            break  # it finished before the last kill: there is nothing left to interrupt
+        time.sleep(draw.uniform(0.05, 0.3) * took)
+        assert process.poll() is None, process.communicate()[0]
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        kills += 1
         time.sleep(1)
     last = start(tmp_path / "killed")
     said = last.communicate()[0]
     assert last.returncode == 0, said
-    print(f"{kills} kills of runs that take {took:.0f} s")
-    assert kills >= 3
     assert timeless(rows_of(tmp_path / "killed")) == timeless(rows_of(tmp_path / "plain"))
 
 
