@@ -24,9 +24,11 @@ from ..measure.stamp import stamp
 from ..storage import atomic
 from .augment import WEIGHTS, randomness
 from .data import Source, open_splits
+from .loader import shares, steps_per_epoch
 from .log import Log, draw_curves
 from .loop import Data, Phase, Session
 from .objective import Supervised
+from .optimise import make_optimizer
 from .process import accelerator as make_accelerator
 from .process import only_run
 from .recipe import Recipe, Run, recipe
@@ -135,6 +137,10 @@ class Begin:
     ) -> Session:
         accelerator: Accelerator = make_accelerator(self.run.device)
         main = accelerator.is_main_process
+        for phase in phases:  # what cannot work is said before anything is written
+            steps_per_epoch(len(data.train), phase.recipe.batch)
+            shares(phase.recipe.batch, accelerator.num_processes * phase.recipe.accumulate)
+            make_optimizer(self.model, phase.recipe)
         self.out.mkdir(parents=True, exist_ok=True)
         log = Log(self.out, speaks=main, tensorboard=self.run.tensorboard)
         if main:
