@@ -23,6 +23,7 @@ from ..errors import UserError, unknown
 from ..measure.stamp import stamp
 from ..storage import atomic
 from .augment import WEIGHTS, randomness
+from .cache import cached
 from .data import Source, open_splits
 from .loader import shares, steps_per_epoch
 from .log import Log, draw_curves
@@ -148,6 +149,10 @@ class Begin:
             pictures = f"{len(data.train)} pictures to learn from, {len(data.val)} to be judged on ({self.note})"
             log.say(f"{pictures}; processes: {accelerator.num_processes}, on {accelerator.device.type}")
         accelerator.wait_for_everyone()
+        if self.run.cache:
+            with accelerator.main_process_first():
+                train, val = (cached(source, self.run.cache, log.say) for source in (data.train, data.val))
+            data = dataclasses.replace(data, train=train, val=val)
         write = model_writer(self.model, log.say)
         return Session(
             self.model, objective, phases, data, self.run, self.out, accelerator, log, write, teacher=teacher
