@@ -297,6 +297,8 @@ def test_bench_finds_the_dense_model_itself() -> None:
     assert model.grid().tokens == 17  # the given model keeps its size
     with pytest.raises(UserError, match="like="):
         bench(dense)
+    with pytest.raises(UserError, match="batch=0"):
+        bench(model, batch=0)
 
 
 def test_bench_counts_after_timing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,11 @@ class Settings:
     seed: int = 0
     progress: Callable[[str], None] = lambda text: None
 
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.budget <= 0 or (self.threads is not None and self.threads < 1):
+            given = f"batch={self.batch}, budget={self.budget}, threads={self.threads}"
+            raise UserError(f"{given}: expected a batch and threads of at least 1 and a budget of more than 0 seconds")
+
 
 _DEFAULT = Settings()
 
@@ -175,7 +180,8 @@ def _measure_alone(model: nn.Module, size: tuple[int, int], memory: Memory | str
     images = images_for(model, size, how.batch)
     found = _Alone(memory, note="") if not isinstance(memory, str) else _Alone(note=memory)
     if how.throughput:
-        limit, timer = _largest_batch(found.memory, how.batch), device_timer(images.device)
+        timer = device_timer(images.device)
+        limit = _largest_batch(found.memory, images.device, how.batch)
         # Every batch would compile anew, so the search runs uncompiled and only its result is measured compiled.
         eager = dataclasses.replace(how, compile=False)
         batch, rate = best_batch(
@@ -200,10 +206,13 @@ def _call(model: nn.Module, images: Tensor, how: Settings) -> Call:
     return forward
 
 
-def _largest_batch(memory: Memory | None, batch: int, ceiling: int = 256) -> int:
-    """The largest batch whose activations, by the measured ones, fit into half of what the system has left."""
+def _largest_batch(memory: Memory | None, device: torch.device, batch: int, ceiling: int = 256) -> int:
+    """The largest batch whose activations, by the measured ones, fit into half of what the system has left.
+
+    An accelerator says by itself when its memory is full.
+    """
     left = available()
-    if memory is None or left is None:
+    if memory is None or left is None or device.type != "cpu":
         return ceiling
     image = max(memory.peak - memory.weights, 1.0) / batch
     return max(1, min(ceiling, int(left / 1e6 / 2 / image)))
