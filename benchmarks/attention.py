@@ -14,8 +14,8 @@ with their quartiles: 2 means half the time. Batch 1, 3 heads of width 64, 32-bi
     block           ours, windows of whole blocks with about `keep` of the keys
     foveal flex     foveal computed by FlexAttention (--flex; it compiles for half a minute at each size)
 
-Then, at 4,097 tokens, a training step (forward and backward); with `--memory` the peak at 16,385 tokens, each contestant
-in a process of its own. Minutes by default; `--full` is everything, about an hour.
+Then, at 4,097 tokens, a training step (forward and backward); with `--memory` the peak at 16,385 tokens, every one in a
+process of its own. Minutes by default; `--full` is everything, about an hour.
 """
 
 from __future__ import annotations
