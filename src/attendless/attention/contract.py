@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import UserError
-from .spec import Options, Spec
+from .spec import Options as BaseOptions
+from .spec import Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ class Attention(nn.Module):
     """
 
     name: ClassVar[str]
-    Options: ClassVar[type[Options]] = Options
+    Options: ClassVar[type[BaseOptions]] = BaseOptions
     #: Context entries that the layer before must provide.
     reads: ClassVar[frozenset[str]] = frozenset()
     #: Specs worth trying: the contract test runs each of them, and `attendless list` shows them.
@@ -146,7 +147,7 @@ class Attention(nn.Module):
         num_heads: int = 8,
         *,
         grid: Grid,
-        options: Options | None = None,
+        options: BaseOptions | None = None,
         head_dim: int | None = None,
         qkv_bias: bool = True,
         qk_norm: bool = False,

@@ -16,9 +16,14 @@ from ..errors import UserError
 from .block import rebuild_block, refuse_first, run_blocks
 from .cost import Layer, parameters, weight_macs
 
+#: The mixin stands on timm's attributes, which a type checker cannot see from here.
+_Base: Any = object
 
-class ColumnarHost:
+
+class ColumnarHost(_Base):
     """What is added to timm's class. `attention` is one spec for every layer, or one per layer."""
+
+    blocks: Any
 
     def __init__(self, *args: Any, attention: str | Sequence[Spec] = "full", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
