@@ -62,6 +62,16 @@ def test_a_picture_depends_on_its_draw_alone(folder: Path) -> None:
     assert not torch.equal(prepared(folder, seed=1)[draw][0], pixels)
 
 
+def test_the_strongest_posterizing_is_possible(folder: Path) -> None:
+    transform = train_transform(Recipe(augment="rand-m10-n1-inc1-mmax10"), (16, 16), HALF, HALF)
+    policy = next(step for step in transform.transforms if hasattr(step, "ops"))  # type: ignore[attr-defined]
+    image = open_data(folder, "train")[0][0]
+    found = [op.aug_fn(image, bits) for op in policy.ops if "Posterize" in op.name for bits in (0, 4, 8, 9)]
+    assert len(found) == 4
+    assert np.array_equal(np.asarray(found[3]), np.asarray(image))
+    assert set(np.unique(np.asarray(found[0]))) <= {0, 128}
+
+
 def test_an_epoch_shows_every_picture_once() -> None:
     order = epoch_order(50, 3, 0)
     assert sorted(index for _, index, _ in order) == list(range(50))

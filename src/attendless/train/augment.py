@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, ImageOps
 from timm.data import Mixup, create_transform
 from timm.data.mixup import mixup_target
 from torch import Tensor
@@ -69,8 +70,16 @@ def train_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) 
         std=std,
         interpolation=recipe.interpolation,
     )
+    for policy in made.transforms:
+        for op in getattr(policy, "ops", ()):
+            op.aug_fn = _posterize if op.name.startswith("Posterize") else op.aug_fn
     square = [transforms.Resize(size, transforms.InterpolationMode.BILINEAR)] if recipe.crop == "squash" else []
     return transforms.Compose([*square, *made.transforms])
+
+
+def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
+    """timm's own asks for 0 bits at the highest strength, which Pillow refuses; 1 is the least there is."""
+    return ImageOps.posterize(image, min(8, max(1, bits)))
 
 
 def eval_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> Callable[[Any], Tensor]:
