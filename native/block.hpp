@@ -23,23 +23,20 @@ struct BlockHead {
   BlockHead(const Block& b, int image, int head_index, Cursor& memory)
       : block(b), head{b.problem, image, head_index}, rows(memory.rows(table_rows(b), b.problem)) {}
 
-  void pack(Team team) const {
-    for (int i = team.rank; i < block.problem.tokens; i += team.size) pack_token<W>(head, rows, i, i);
+  void prepare(Cursor) const {
+    for (int i = 0; i < block.problem.tokens; ++i) pack_token<W>(head, rows, i, i);
   }
 
-  void forward(Team team, int* counter, Cursor memory) const {
-    int tile;
-    pack(team);
-    team.wait();
-    while (take(tile, counter, block.queries.count)) {
-      visit(tile, memory, [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
-        attend_all<W>(head, rows, list, keys, token, count, scratch);
-      });
-    }
+  int pieces() const { return block.queries.count; }
+
+  void forward(int tile, Cursor memory) const {
+    visit(tile, memory, [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
+      attend_all<W>(head, rows, list, keys, token, count, scratch);
+    });
   }
 
   void backward(const Rows& grads, Cursor memory) const {
-    pack({0, 1});
+    prepare(memory);
     for (int tile = 0; tile < block.queries.count; ++tile) {
       visit(tile, memory, [&](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
         attend_all_backward<W>(head, rows, grads, list, keys, token, count, scratch);

@@ -56,27 +56,25 @@ struct FovealHead {
     return foveal.chosen + (index * tiles + tile) * foveal.budget;
   }
 
-  void forward(Team team, int* counter, Cursor memory) const {
-    int piece;
-    pack(team);
-    team.wait();
-    if (foveal.select) {
-      prepare_choice(team);
-      team.wait();
-      while (take(piece, counter, choice_blocks())) choose(piece, memory);
-      team.wait();
-    }
-    if (!foveal.attend) return;
-    while (take(piece, counter + 1, pieces())) {
-      visit(piece, memory, [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
-        attend_all<W>(head, rows, list, keys, token, count, scratch);
-      });
-    }
+  void prepare(Cursor memory) const {
+    pack();
+    if (!foveal.select) return;
+    average();
+    for (int block = 0; block < choice_blocks(); ++block) choose(block, memory);
+  }
+
+  // Prefix queries one by one, which see every token, then the tiles.
+  int pieces() const { return foveal.attend ? prefix + tiles : 0; }
+
+  void forward(int piece, Cursor memory) const {
+    visit(piece, memory, [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
+      attend_all<W>(head, rows, list, keys, token, count, scratch);
+    });
   }
 
   void backward(const Rows& grads, Cursor memory) const {
-    pack({0, 1});
-    for (int piece = 0; piece < pieces(); ++piece) {
+    pack();
+    for (int piece = 0; piece < prefix + tiles; ++piece) {
       visit(piece, memory, [&](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
         attend_all_backward<W>(head, rows, grads, list, keys, token, count, scratch);
       });
@@ -86,9 +84,9 @@ struct FovealHead {
 
   // Table -----------------------------------------------------------------------------------------------------------
 
-  void pack(Team team) const {
-    for (int i = team.rank; i < prefix; i += team.size) pack_token<W>(head, rows, i, i);
-    for (int cell = team.rank; cell < cells; cell += team.size) {
+  void pack() const {
+    for (int i = 0; i < prefix; ++i) pack_token<W>(head, rows, i, i);
+    for (int cell = 0; cell < cells; ++cell) {
       const int begin = image.cells.start[cell], end = image.cells.start[cell + 1];
       for (int i = begin; i < end; ++i) {
         prefetch_token(head, image.cells.member[least(i + kAhead, tokens - prefix - 1)]);
@@ -96,8 +94,7 @@ struct FovealHead {
       }
       pool(tokens + cell, end - begin, [&](int i) { return prefix + begin + i; });
     }
-    team.wait();
-    for (int parent = team.rank; parent < parents; parent += team.size) {
+    for (int parent = 0; parent < parents; ++parent) {
       const int begin = foveal.parents.start[parent], end = foveal.parents.start[parent + 1];
       pool(tokens + cells + parent, end - begin, [&](int i) { return tokens + foveal.parents.member[begin + i]; });
     }
@@ -119,14 +116,15 @@ struct FovealHead {
 
   // Choosing --------------------------------------------------------------------------------------------------------
 
-  void prepare_choice(Team team) const {
-    for (int tile = team.rank; tile < tiles; tile += team.size) {
+  // The mean query of each tile, and the cells' mean keys in groups, channels first.
+  void average() const {
+    for (int tile = 0; tile < tiles; ++tile) {
       const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
       const float share = foveal.problem.scale / float(end - begin);
       const auto query = [&](int i) { return head.row(foveal.problem.q, image.tiles.member[begin + i]); };
       C::sum(q_mean + int64_t(tile) * padded(rows.width), end - begin, rows.width, query, [&](int) { return share; });
     }
-    for (int first = kGroup * team.rank; first < cells; first += kGroup * team.size) {
+    for (int first = 0; first < cells; first += kGroup) {
       const float* row[kGroup];
       const int count = least(kGroup, cells - first);
       for (int i = 0; i < kGroup; ++i) row[i] = rows.key(tokens + first + least(i, count - 1));
@@ -205,9 +203,6 @@ struct FovealHead {
     }
     return n;
   }
-
-  // Pieces of work: prefix queries one by one, which see every token, then the tiles.
-  int pieces() const { return prefix + tiles; }
 
   template <class Visit>
   INLINE void visit(int piece, Cursor memory, Visit attend) const {

@@ -30,19 +30,20 @@ struct GatherHead {
   GatherHead(const Gather& g, int image, int head_index, Cursor& memory)
       : gather(g), head{g.problem, image, head_index}, rows(memory.rows(table_rows(g), g.problem)) {}
 
-  void forward(Team team, int* counter, Cursor memory) const {
-    constexpr int kQueries = 16;  // in a piece of work
-    int piece;
-    pack(team);
-    team.wait();
-    while (take(piece, counter, (gather.problem.tokens + kQueries - 1) / kQueries)) {
-      const int first = piece * kQueries, last = least(first + kQueries, gather.problem.tokens);
-      for (int query = first; query < last; ++query) attend(query, memory);
-    }
+  void prepare(Cursor) const {
+    for (int i = 0; i < gather.problem.tokens; ++i) pack_token<W>(head, rows, i, i);
+  }
+
+  static constexpr int kQueries = 16;  // in a piece of work
+  int pieces() const { return (gather.problem.tokens + kQueries - 1) / kQueries; }
+
+  void forward(int piece, Cursor memory) const {
+    const int first = piece * kQueries, last = least(first + kQueries, gather.problem.tokens);
+    for (int query = first; query < last; ++query) attend(query, memory);
   }
 
   void backward(const Rows& grads, Cursor memory) const {
-    pack({0, 1});
+    prepare(memory);
     for (int query = 0; query < gather.problem.tokens; ++query) attend_backward(grads, query, memory);
     for (int i = 0; i < gather.problem.tokens; ++i) unpack_gradient<W>(head, grads, i, i);
   }
@@ -52,10 +53,6 @@ struct GatherHead {
     const int32_t* row;
     int count;
   };
-
-  void pack(Team team) const {
-    for (int i = team.rank; i < gather.problem.tokens; i += team.size) pack_token<W>(head, rows, i, i);
-  }
 
   // What a query sees: nothing, and a note for the caller, if any of it is no token.
   INLINE List list(int query) const {

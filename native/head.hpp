@@ -1,10 +1,9 @@
-// One head of one image at a time: its keys and values copied into a table of rows that lists can name, the queries of
-// a tile found in the caller's tensors, and the work shared out among threads.
+// One head of one image: its keys and values copied into a table of rows that lists can name, and the queries of a tile
+// found in the caller's tensors.
 #pragma once
 
 #include "attend.hpp"
 #include "kernels.hpp"
-#include "parallel.hpp"
 
 namespace attendless::ATTENDLESS_UNIT {
 
@@ -145,69 +144,6 @@ struct Cursor {
     float* const k = floats(count * padded(width));
     float* const v = floats(count * padded(value_width));
     return {k, v, floats(count), width, value_width};
-  }
-};
-
-// The next of `count` pieces of work that nobody has taken.
-INLINE bool take(int& piece, int* counter, int count) {
-  piece = __atomic_fetch_add(counter, 1, __ATOMIC_RELAXED);
-  return piece < count;
-}
-
-// Every head of every image. A Worker is one head of an attention `Args`: it is made from a table's memory and says how
-// much it needs. Forward, few heads are worked on one after the other by all threads together; of many, each thread
-// takes whole ones. Backward, a head belongs to one thread, so that sums are always taken in the same order.
-template <class Worker>
-struct Run {
-  using Args = typename Worker::Args;
-  static constexpr int kCounters = 2;  // of pieces taken, for a Worker to use
-
-  const Args& args;
-  const bool backward, together;
-  const int heads, threads;
-  const int64_t table, local;  // floats of each
-  float *tables, *locals;
-  int* counters;
-
-  Run(const Args& args, bool backward)
-      : args(args),
-        backward(backward),
-        together(!backward && args.problem.batch * args.problem.heads < 4 * args.problem.threads),
-        heads(args.problem.batch * args.problem.heads),
-        threads(together ? args.problem.threads : least(args.problem.threads, heads)),
-        table(padded(Worker::table_floats(args)) * (backward ? 2 : 1)),
-        local(padded(Worker::thread_floats(args))) {
-    const int copies = together ? 1 : threads, ints = kCounters * heads + 1;
-    const Scratch memory(table * copies + local * threads + ints);
-    tables = memory.data();
-    locals = tables + table * copies;
-    counters = reinterpret_cast<int*>(locals + local * threads);
-    std::memset(counters, 0, sizeof(int) * ints);
-    run_parallel(threads, [](void* run, Team team) { static_cast<Run*>(run)->work(team); }, this);
-  }
-
-  void work(Team team) const {
-    int head = -1;
-    while (together ? ++head < heads : take(head, counters + kCounters * heads, heads)) {
-      Cursor memory{tables + (together ? 0 : team.rank * table)};
-      const Cursor scratch{locals + team.rank * local};
-      const Worker worker(args, head / args.problem.heads, head % args.problem.heads, memory);
-      if (backward) {
-        worker.backward(zeros(memory), scratch);
-      } else {
-        worker.forward(together ? team : Team{0, 1}, counters + kCounters * head, scratch);
-      }
-      if (together) team.wait();  // before the table is filled anew
-    }
-  }
-
-  Rows zeros(Cursor memory) const {
-    const int64_t count = Worker::table_rows(args);
-    const Rows rows = memory.rows(count, args.problem);
-    std::memset(rows.k, 0, sizeof(float) * count * padded(rows.width));
-    std::memset(rows.v, 0, sizeof(float) * count * padded(rows.value_width));
-    std::memset(rows.bias, 0, sizeof(float) * count);
-    return rows;
   }
 };
 

@@ -1,10 +1,13 @@
 #include "parallel.hpp"
 
-#include <atomic>
 #include <cstdlib>
 #include <new>
 
+#include <sched.h>
+
 #if defined(_OPENMP)
+#include <atomic>
+
 #include <omp.h>
 #include <pthread.h>
 #endif
@@ -14,25 +17,19 @@ namespace attendless {
 #if defined(_OPENMP)
 namespace {
 std::atomic<bool> forked{false};
-const int watch = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+const int unwatched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 }  // namespace
 
-void Team::wait() const {
-  if (size > 1) {
-#pragma omp barrier
-  }
-}
-
-void run_parallel(int threads, void (*body)(void*, Team), void* context) {
-  if (threads <= 1 || forked || watch != 0) return body(context, {0, 1});
+void run_parallel(int threads, void (*body)(void*, int), void* context) {
+  if (threads <= 1 || forked || unwatched) return body(context, 0);
 #pragma omp parallel num_threads(threads)
-  body(context, {omp_get_thread_num(), omp_get_num_threads()});
+  body(context, omp_get_thread_num());
 }
 #else
-void Team::wait() const {}
-
-void run_parallel(int, void (*body)(void*, Team), void* context) { body(context, {0, 1}); }
+void run_parallel(int, void (*body)(void*, int), void* context) { body(context, 0); }
 #endif
+
+void give_way() { sched_yield(); }
 
 Scratch::Scratch(int64_t floats) {
   void* memory = nullptr;

@@ -1,19 +1,16 @@
 // Threads and scratch memory for the units.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace attendless {
 
-struct Team {
-  int rank, size;
-  void wait() const;  // until every member of the team is here
-};
+// Run `body` with ranks 0, 1, … on up to `threads` threads of the OpenMP runtime PyTorch uses. In a forked child, where
+// that runtime's threads are gone, it runs on the calling thread alone.
+void run_parallel(int threads, void (*body)(void* context, int rank), void* context);
 
-// Run `body` on up to `threads` threads of the OpenMP runtime PyTorch uses. In a forked child, where that runtime's
-// threads are gone, it runs on the calling thread alone.
-void run_parallel(int threads, void (*body)(void* context, Team), void* context);
+// Let another thread run.
+void give_way();
 
 // 64-byte aligned floats, given back at the end of the scope.
 class Scratch {

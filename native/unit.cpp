@@ -1,10 +1,12 @@
 // One instruction set's kernels. CMake compiles this file several times, each with its flags, its ATTENDLESS_UNIT (a
-// name) and its ATTENDLESS_WIDTH (floats in a vector).
+// name) and its ATTENDLESS_WIDTH (floats in a vector). The avx512 unit has been compiled but never run: no machine at
+// hand has those instructions. Its code is tested as `wide`, the same width compiled for AVX2.
 //
 // A new kernel needs a header like block.hpp, an entry in Kernels, and a line here.
 #include "block.hpp"
 #include "foveal.hpp"
 #include "gather.hpp"
+#include "schedule.hpp"
 
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)

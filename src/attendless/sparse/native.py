@@ -85,8 +85,11 @@ def forced(name: str) -> Iterator[None]:
 
 def _rows(x: Tensor) -> Any:
     """[B, H, N, ·] as an array of 32-bit floats with adjacent channels; no copy if it is one already."""
-    x = x.detach().float()
-    return (x if x.shape[-1] <= 1 or x.stride(-1) == 1 else x.contiguous()).numpy()
+    if x.dtype is not torch.float32:
+        x = x.float()
+    if x.stride(-1) != 1 and x.shape[-1] > 1:
+        x = x.contiguous()
+    return x.detach().numpy()
 
 
 def _whole(x: Tensor | None, dtype: torch.dtype) -> Any:
@@ -95,11 +98,15 @@ def _whole(x: Tensor | None, dtype: torch.dtype) -> Any:
 
 def _heads(like: Tensor, width: int) -> Tensor:
     B, H, N, _ = like.shape
-    return torch.empty(B, N, H, width, dtype=torch.float32).transpose(1, 2)
+    return torch.empty((B, N, H, width), dtype=torch.float32).transpose(1, 2)
 
 
 def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return _heads(q, v.shape[-1]), torch.empty(q.shape[:3], dtype=torch.float32)
+
+
+def _typed(x: Tensor, like: Tensor) -> Tensor:
+    return x if like.dtype is torch.float32 else x.to(like.dtype)
 
 
 def _chosen(q: Tensor, layout: Sequence[int]) -> Tensor:
@@ -147,7 +154,7 @@ def foveal_attend(
     out, lse = _results(q, v)
     inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
     _call(kernels().foveal_attend, *inputs, chosen.numpy(), select, out.numpy(), lse.numpy())
-    return out.to(q.dtype), lse, chosen
+    return _typed(out, q), lse, chosen
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, bias_grad: bool) -> list[Tensor]:
@@ -201,7 +208,7 @@ def block_attend(
     """out and log Σ exp for fixed lists of keys: `lists` are query_start, queries, key_start and keys of the tiles."""
     out, lse = _results(q, v)
     _call(kernels().block_attend, *_block_inputs((q, k, v), key_bias, lists, scale), out.numpy(), lse.numpy())
-    return out.to(q.dtype), lse
+    return _typed(out, q), lse
 
 
 def block_backward(
@@ -239,7 +246,7 @@ def gather_attend(
     out, lse = _results(q, v)
     inputs = _gather_inputs((q, k, v), key_bias, indices, counts, scale)
     _call(kernels().gather_attend, *inputs, out.numpy(), lse.numpy())
-    return out.to(q.dtype), lse
+    return _typed(out, q), lse
 
 
 def gather_backward(
