@@ -16,8 +16,8 @@ from attendless.train import Recipe, Run, distill
 from attendless.train.distilling import NEW, PLANS, Losses, edit, fit_to
 from attendless.train.imitation import Distillation, divergence, in_lockstep
 from attendless.train.log import read_rows
-from attendless.train.loop import Phase
 from attendless.train.objective import outputs
+from attendless.train.state import Phase
 from train_toys import toy_folder, toy_vit
 
 RUN = Run(workers=0)

@@ -33,7 +33,8 @@ RUN = Run(workers=0, log_every=1)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = toy_folder(tmp_path_factory.mktemp("toy"))
-    (root / "val" / "class1" / "3.png").write_bytes(b"")
+    for place in ("val/class1/3.png", "train/class0/1.png", "train/class2/7.png"):
+        (root / place).write_bytes(b"")
     return root
 
 
@@ -66,6 +67,7 @@ def test_two_processes_are_one(folder: Path, two: Path, tmp_path: Path, verb: st
         if a["event"] == "epoch":
             assert (a["images"], a["skipped"]) == (b["images"], b["skipped"]) == (20, 1)
             assert a["top1"] == pytest.approx(b["top1"])
+            assert a["skipped_training_images"] == b["skipped_training_images"]
     mine, theirs = (load_file(place / "last.safetensors") for place in (tmp_path, two / verb))
     for name, value in mine.items():
         torch.testing.assert_close(theirs[name], value, rtol=1e-3, atol=1e-4)

@@ -2,7 +2,7 @@
 on the same folder continues where it stopped, bit for bit. Under torchrun it runs on many processes.
 
 examples:
-  attendless train deit_tiny_patch16_224 --data scenes --recipe quick --size 64 --out runs/first
+  attendless train columnar_micro_patch4_32 --data scenes --recipe scenes --out runs/scenes
   attendless train deit_tiny_patch16_224 --attention foveal:keep=0.25 --data imagenette --recipe quick --size 160 --out runs/foveal
   torchrun --nproc_per_node 8 -m attendless train deit_small_patch16_224 --data imagenet --recipe deit --out runs/deit
 """  # noqa: E501 (commands are to be copied whole)

@@ -16,9 +16,9 @@ from ..errors import UserError, unknown
 from .augment import WEIGHTS, randomness
 from .data import open_splits
 from .imitation import Distillation
-from .loop import Phase
 from .recipe import Recipe, Run, replace_fields
-from .training import Begin, Result, as_model_wants, finish, set_drop
+from .state import Phase
+from .training import Begin, Result, as_model_wants, finish, model_text, set_drop
 
 #: In `Phase.trained`: the parameters that the teacher does not have.
 NEW = "new"
@@ -111,7 +111,7 @@ def distill(
     phases = fit_to(phases, student, teacher, labelled=labelled)
     set_drop(student, phases[-1].recipe)
     teacher = teacher.eval().requires_grad_(False)
-    begin = Begin(student, data, attention, Path(out), run or Run(), note)
+    begin = Begin(student, model_text(model), data, attention, Path(out), run or Run(), note)
     pictures = as_model_wants(student, train, val, phases[-1].recipe, labelled=labelled)
     return finish(begin.session(functools.partial(Distillation, teacher=teacher), phases, pictures, teacher))
 

@@ -26,24 +26,23 @@ def evaluate(
     """
     model.eval()
     device = accelerator.device
-    right, right5, agree, loss, images, skipped = torch.zeros(6, dtype=torch.float64, device=device).unbind()
+    right = right5 = agree = loss = images = skipped = 0.0
     classes = 0
     for pixels, labels, bad in loader:
-        skipped = skipped + len(bad)
+        skipped += len(bad)
         if pixels is None:
             continue
         pixels, labels = pixels.to(device), labels.to(device)
         logits = model(pixels).float()
         images, classes = images + len(labels), logits.shape[1]
         if labelled:
-            ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == labels[:, None]
-            right, right5 = right + ranked[:, 0].sum(), right5 + ranked.any(dim=1).sum()
-            loss = loss + F.cross_entropy(logits, labels, reduction="sum")
+            ranked = logits.topk(min(5, classes), dim=1).indices == labels[:, None]
+            right, right5 = right + ranked[:, 0].sum().item(), right5 + ranked.sum().item()
+            loss += F.cross_entropy(logits, labels, reduction="sum").item()
         if teacher is not None:
-            agree = agree + (logits.argmax(1) == teacher(pixels).argmax(1)).sum()
-    sums = torch.stack([right, right5, agree, loss, images, skipped])
-    if device.type == "mps":
-        sums = sums.float()
+            agree += (logits.argmax(1) == teacher(pixels).argmax(1)).sum().item()
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    sums = torch.tensor([right, right5, agree, loss, images, skipped], dtype=wide, device=device)
     right, right5, agree, loss, images, skipped = accelerator.reduce(sums, reduction="sum").tolist()
     found: dict[str, Any] = {"images": int(images), "skipped": int(skipped)}
     if labelled and images:

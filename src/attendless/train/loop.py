@@ -16,69 +16,26 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ..errors import UserError
 from .augment import DROPOUT, Mix, eval_transform, key, train_transform
 from .checkpoint import Store
-from .data import IGNORE, Source
+from .data import IGNORE
 from .evaluate import evaluate
 from .loader import Prepared, Steps, eval_loader, steps_per_epoch, train_loader
 from .log import Log, epoch_line
 from .objective import trace_bad
 from .optimise import Average, Schedule, choose_trained, make_optimizer
 from .process import Stop, default_workers
-from .recipe import Recipe, Run
+from .recipe import Run
+from .state import Data, Phase, Progress
 
 
 class Diverged(UserError):
     """The loss is no longer a number."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Phase:
-    """One stretch of a run, as data: which parameters learn, from which losses, by which recipe."""
-
-    name: str
-    recipe: Recipe
-    losses: Mapping[str, float]
-    trained: tuple[str, ...] = ("*",)
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """Pictures to learn from and to be judged on, and how the model wants them."""
-
-    train: Source
-    val: Source
-    size: tuple[int, int]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    #: How many answers the model chooses from, and whether the labels are among them.
-    classes: int
-    labelled: bool = True
-
-
-@dataclasses.dataclass
-class Progress:
-    """Where a run is: all of it goes into a checkpoint."""
-
-    phase: int = 0
-    #: Steps done in this phase, and in the phases before it.
-    step: int = 0
-    before: int = 0
-    best: float | None = None
-    #: Sums of each loss term over the epoch so far, and how many steps they cover.
-    sums: dict[str, float] = dataclasses.field(default_factory=dict)
-    counted: int = 0
-    bad_images: list[int] = dataclasses.field(default_factory=list)
-    metrics: dict[str, Any] = dataclasses.field(default_factory=dict)
-    finished: bool = False
-
-    @property
-    def total(self) -> int:
-        return self.before + self.step
 
 
 @dataclasses.dataclass
@@ -105,10 +62,12 @@ class Session:
 
     def fit(self) -> Progress:
         """Run every phase that is not finished yet; return where the run ended."""
-        self.model.to(self.accelerator.device)
-        progress, saved = Progress(), self.store.read(self.log.say)
+        for model in (self.model, self.teacher):
+            if model is not None:
+                model.to(self.accelerator.device)
+        saved = self._read()
+        progress = Progress() if saved is None else Progress(**saved["progress"])
         if saved is not None:
-            progress = Progress(**saved["progress"])
             self.log.say(f"resuming after step {progress.total} from {str(self.out)!r}")
         self.log.rewind(progress.total)
         with Stop().listening() as stop:
@@ -120,6 +79,15 @@ class Session:
                 saved = None
         progress.finished = True
         return progress
+
+    def _read(self) -> Any | None:
+        """The newest sound checkpoint, the same for every process."""
+        with self.accelerator.main_process_first():  # it also clears away what is damaged
+            saved = self.store.read(self.log.say)
+        step = -1 if saved is None else saved["progress"]["before"] + saved["progress"]["step"]
+        if len(set(gather_object([step]))) > 1:
+            raise UserError(f"not every process finds the same checkpoints in {str(self.out)!r}: is the folder shared?")
+        return saved
 
 
 class PhaseLoop:
@@ -175,7 +143,7 @@ class PhaseLoop:
                 if ended:  # evaluation must not count in the training speed
                     marked, marked_at = progress.step, time.monotonic()
         self.accelerator.free_memory()
-        return not stopped
+        return progress.step >= self.steps
 
     def _step(self, batches: Any, stop: Stop) -> tuple[dict[str, float], bool]:
         """One optimiser step. Returns the loss terms, averaged over processes, and whether any was asked to stop."""
@@ -211,13 +179,20 @@ class PhaseLoop:
 
     def _batch(self, batch: Any) -> tuple[Tensor, Tensor]:
         images, labels, bad = batch
-        for index in bad[bad != IGNORE].tolist():
-            if index not in self.progress.bad_images:
-                self.progress.bad_images.append(index)
-                self.session.log.say(f"skipped, cannot be read: {self.session.data.train.name(index)}")
+        self._name_bad_images(bad[bad != IGNORE].tolist())
         device = self.accelerator.device
         images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
         return self.mix(images, labels, self.progress.total)
+
+    def _name_bad_images(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            if index not in self.progress.bad_images:
+                self.progress.bad_images.append(index)
+                self.session.log.say(f"skipped, cannot be read: {self.session.data.train.name(index)}")
+
+    def _gather_bad_images(self) -> None:
+        """Learn of the unreadable pictures that other processes met."""
+        self._name_bad_images(sorted(gather_object(list(self.progress.bad_images))))
 
     def _diverged(self, images: Tensor, targets: Tensor, loss: float) -> None:
         step, rate = self.progress.total, self.schedule.rate()
@@ -244,6 +219,7 @@ class PhaseLoop:
                 progress.best = score
                 self._write(self.average.model, "best.safetensors")
             self.schedule.after_epoch(found.get("val_loss"))
+        self._gather_bad_images()
         row["skipped_training_images"] = len(progress.bad_images)
         session.log.row(row)
         session.log.say(epoch_line(row))

@@ -121,3 +121,28 @@ def _mask(shape: str, height: int, width: int) -> np.ndarray:
         "triangle": abs(x) < (y + 1) / 2,
     }
     return inside[shape]
+
+
+def draw_samples(path: str, size: int = 96, rows: int = 3) -> None:
+    """Draw some scenes of every class. `python -m attendless.train.scenes docs/scenes.png`"""
+    from matplotlib.figure import Figure
+
+    found: dict[int, list[np.ndarray]] = {label: [] for label in range(len(COLOURS))}
+    index = 0
+    while any(len(pictures) < rows for pictures in found.values()):
+        pixels, label = scene(0, 0, index, size)
+        found[label].append(pixels)
+        index += 1
+    figure = Figure(figsize=(len(COLOURS) * 1.1, rows * 1.1 + 0.3), layout="constrained")
+    for label, axes in enumerate(figure.subplots(rows, len(COLOURS)).T):
+        axes[0].set_title(f"{label} step{'s' * (label != 1)}", fontsize=9)
+        for axis, pixels in zip(axes, found[label], strict=False):
+            axis.imshow(pixels, interpolation="nearest")
+            axis.set_axis_off()
+    figure.savefig(path, dpi=100)
+
+
+if __name__ == "__main__":
+    import sys
+
+    draw_samples(sys.argv[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,12 +28,13 @@ from .cache import cached
 from .data import Source, open_splits
 from .loader import shares, steps_per_epoch
 from .log import Log, draw_curves
-from .loop import Data, Phase, Session
+from .loop import Session
 from .objective import Supervised
 from .optimise import make_optimizer
 from .process import accelerator as make_accelerator
 from .process import only_run
 from .recipe import Recipe, Run, recipe
+from .state import Data, Phase
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,7 @@ def train(
     if getattr(built, "num_classes", classes) != classes:
         raise UserError(f"the model answers with {built.num_classes} classes, but the data has {classes}")
     set_drop(built, chosen)
-    session = Begin(built, data, attention, Path(out), run or Run(), note).session(
+    session = Begin(built, model_text(model), data, attention, Path(out), run or Run(), note).session(
         Supervised, [Phase("train", chosen, {"label": 1.0, "extra": 1.0})], as_model_wants(built, source, val, chosen)
     )
     return finish(session)
@@ -95,6 +97,10 @@ def settle(text: str | Recipe, fields: Mapping[str, Any]) -> Recipe:
         if name not in known:
             raise unknown("recipe field", name, known)
     return dataclasses.replace(recipe(text), **fields)
+
+
+def model_text(model: str | Path | nn.Module) -> str:
+    return type(model).__name__ if isinstance(model, nn.Module) else str(model)
 
 
 def as_model_wants(model: Any, train: Source, val: Source, chosen: Recipe, *, labelled: bool = True) -> Data:
@@ -123,6 +129,7 @@ class Begin:
     """What `train` and `distill` share at the start of a run: processes, the folder, and what stands in it."""
 
     model: nn.Module
+    name: str
     data: str | Path
     attention: str | None
     out: Path
@@ -160,6 +167,7 @@ class Begin:
 
     def _description(self, phases: Sequence[Phase], data: Data, accelerator: Accelerator) -> dict[str, Any]:
         what = {
+            "model": self.name,
             "attention": self.attention or getattr(self.model, "attention", None),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "pictures": [len(data.train), len(data.val)],
@@ -219,11 +227,9 @@ def finish(session: Session) -> Result:
     """Run the session, alone in its folder, and say how it ended."""
     main = session.accelerator.is_main_process
     learns = {name: parameter.requires_grad for name, parameter in session.model.named_parameters()}
+    alone = only_run(session.out) if main else contextlib.nullcontext()
     try:
-        if main:
-            with only_run(session.out):
-                progress = session.fit()
-        else:
+        with alone, torch.random.fork_rng(devices=[]):
             progress = session.fit()
     finally:
         for name, parameter in session.model.named_parameters():
