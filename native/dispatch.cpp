@@ -13,10 +13,12 @@ extern const Kernels kernels;
 namespace avx2 {
 extern const Kernels kernels;
 }
-namespace avx512 {
+namespace wide {
 extern const Kernels kernels;
 }
-namespace wide {
+#endif
+#if defined(ATTENDLESS_AVX512)
+namespace avx512 {
 extern const Kernels kernels;
 }
 #endif
@@ -30,7 +32,9 @@ std::vector<const Kernels*> available() {
 #if defined(ATTENDLESS_X86)
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#if defined(ATTENDLESS_AVX512)
   if (has_avx2 && __builtin_cpu_supports("avx512f")) units.push_back(&avx512::kernels);
+#endif
   if (has_avx2) units.push_back(&avx2::kernels);
 #endif
   units.push_back(&portable::kernels);

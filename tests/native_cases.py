@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from attendless.sparse import foveal, native
 
+#: How random problems are drawn. Slow builds of the kernels try fewer.
+sweep = settings(
+    max_examples=int(os.environ.get("ATTENDLESS_EXAMPLES", "50")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 needs_kernels = pytest.mark.skipif(not native.available, reason=native.reason or "the kernels are here")
 
 

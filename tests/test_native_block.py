@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
 from attendless.errors import UserError
 from attendless.sparse import native, ops, patterns
-from native_cases import close, every_path, needs_kernels  # noqa: F401
+from native_cases import close, every_path, needs_kernels, sweep  # noqa: F401
 
 pytestmark = needs_kernels
 
@@ -38,7 +38,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, pattern: patter
 
 
 @given(problem=problems())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@sweep
 def test_attends_and_differentiates_as_dense_with_a_mask(path: str, problem: tuple) -> None:
     pattern, tensors, bias = problem
     lists = ops.block_lists(pattern)

@@ -6,16 +6,15 @@ import dataclasses
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from torch import Tensor
 from torch.nn import functional as F
 
 from attendless.errors import UserError
 from attendless.sparse import foveal, native
-from native_cases import Case, cases, close, every_path, needs_kernels  # noqa: F401
+from native_cases import Case, cases, close, every_path, needs_kernels, sweep  # noqa: F401
 
 pytestmark = needs_kernels
-sweep = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ONE_TOKEN = Case(foveal.layout(1, 1, 0, keep=0.1, cell=4, tile=4, coarse=8), 1, 1, 16, 16, False, 1.0, 0)
 SMALLER_THAN_A_CELL = Case(foveal.layout(3, 2, 1, keep=0.1, cell=4, tile=2, coarse=4), 1, 2, 16, 16, True, 1.0, 0)
 DEIT = Case(foveal.layout(14, 14, 1, keep=0.1, cell=2, tile=4, coarse=4), 2, 3, 64, 64, False, 1.0, 0)
@@ -63,7 +62,7 @@ def test_chooses_the_best_cells(path: str, case: Case) -> None:
 
 @given(case=cases(longest=7))
 @example(case=DEIT)
-@settings(sweep, max_examples=25)
+@sweep
 def test_gradients_as_defined(path: str, case: Case) -> None:
     leaves = [x for x in case.tensors() if x is not None and x.is_floating_point()]
     leaves = [x.detach().requires_grad_() for x in leaves]

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,9 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attendless.errors import UserError
 from attendless.sparse import gather, native
-from native_cases import close, every_path, needs_kernels  # noqa: F401
-
-sweep = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+from native_cases import close, every_path, needs_kernels, sweep  # noqa: F401
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +72,7 @@ def attend(problem: tuple, scale: float = 0.2) -> Tensor:
 
 @given(lists=problems())
 @example(lists=Lists(tokens=1, longest=0))
-@settings(sweep, max_examples=15)
+@sweep
 def test_the_reference_is_its_definition(lists: Lists) -> None:
     """One query at a time, in plain Python."""
     q, k, v, bias, indices, counts = problem = lists.tensors()

@@ -1,0 +1,82 @@
+"""The kernels' tests once more, in a build that stops at the first address or operation that C++ does not allow."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build" / "sanitized"
+CASES = ["test_native_foveal.py", "test_native_block.py", "test_native_gather.py"]
+
+
+def run(*command: str | Path, **environment: str) -> str:
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-8000:]}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+def tool(name: str) -> str:
+    """A program of this environment, or of the machine."""
+    return shutil.which(name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}") or ""
+
+
+def missing() -> str | None:
+    if importlib.util.find_spec("nanobind") is None:
+        return "needs nanobind"
+    if not tool("cmake") or not tool("ninja"):
+        return "needs cmake and ninja"
+    if not shutil.which("g++"):
+        return "needs g++"
+    return None if Path(library("libasan.so")).is_absolute() else "needs GCC's address sanitizer"
+
+
+def library(name: str) -> str:
+    """Where GCC keeps a library; a bare name if it has none."""
+    return subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+
+
+def build() -> Path:
+    run(tool("cmake"), "-S", ROOT / "native", "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
+        "-DCMAKE_CXX_COMPILER=g++", f"-DPython_EXECUTABLE={sys.executable}", "-DATTENDLESS_SANITIZE=ON")  # fmt: skip
+    run(tool("cmake"), "--build", BUILD)
+    (module,) = BUILD.glob("_native.*.so")
+    return module
+
+
+@pytest.fixture(scope="module")
+def module() -> Path:
+    reason = missing()
+    if reason:
+        pytest.skip(reason)
+    return build()
+
+
+def test_instruction_sets_share_no_code(module: Path) -> None:
+    """Of a function two units share the linker keeps one copy, perhaps one this machine cannot run."""
+    for unit in module.parent.glob("CMakeFiles/unit_*.dir/unit.cpp.o"):
+        name = unit.parent.name.removeprefix("unit_").removesuffix(".dir")
+        symbols = run("nm", "-C", "--defined-only", unit).splitlines()
+        shared = [line for line in symbols if line.split()[1] in "WVu" and f"attendless::{name}::" not in line]
+        assert not [line for line in shared if "DW.ref." not in line]
+
+
+def test_sanitized(module: Path) -> None:
+    environment = {
+        "ATTENDLESS_MODULE": str(module),
+        "ATTENDLESS_EXAMPLES": "12",
+        "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1",  # Python itself leaks
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+        # The sanitizer comes first of all, and looks for the C++ library at once.
+        "LD_PRELOAD": f"{library('libasan.so')} {library('libstdc++.so.6')}",
+        "PYTHONPATH": "tests",
+    }
+    tests = [f"tests/{name}" for name in CASES]
+    said = run(sys.executable, "-m", "pytest", "-s", "-p", "sanitized_module", "-p", "no:xdist", *tests, **environment)
+    assert " passed" in said
