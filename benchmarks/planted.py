@@ -45,12 +45,13 @@ def main() -> None:
     slower = slowed(forward, options.slowdown)
     with contextlib.nullcontext() if options.idle else busy_core():
         for name, contestant in ("equal", forward), (f"slowed by {options.slowdown:.0%}", slower):
-            found = [trial(forward, contestant, seed) for seed in range(options.repeats)]
-            told = sum(comparison.distinguishable for comparison in found)
-            print(f"{name}: called distinguishable in {told} of {len(found)}")
-            for comparison in found:
-                low, high = comparison.quartiles
-                print(f"  {comparison.ratio:.3f} (IQR {low:.3f}–{high:.3f}, {comparison.pairs} pairs)")
+            told = 0
+            for seed in range(options.repeats):
+                found = trial(forward, contestant, seed)
+                told += found.distinguishable
+                low, high = found.quartiles
+                print(f"  {found.ratio:.3f} (IQR {low:.3f}–{high:.3f}, {found.pairs} pairs)", flush=True)
+            print(f"{name}: called distinguishable in {told} of {options.repeats}", flush=True)
 
 
 def trial(reference: Callable[[], None], contestant: Callable[[], None], seed: int) -> Comparison:
