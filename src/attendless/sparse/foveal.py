@@ -72,13 +72,18 @@ def layout(
     tile: int | Auto = "auto",
     coarse: int | Auto = "auto",
 ) -> Layout:
-    """Cut a grid so that a tile looks closely at a share `keep` of the cells, its own always among them."""
+    """Cut a grid so that a tile looks closely at a share `keep` of the cells, its own always among them.
+
+    `auto` follows what was measured on a pretrained model (docs/convert.md): on a small grid sixteen queries that
+    choose together would spend their budget on themselves, so each query chooses alone; a second, coarser blur costs
+    accuracy, and comes in only where a blur of 2 × 2 patches alone would cost more than what is looked at closely.
+    """
     if cell == "auto":
         cell = 2
     if tile == "auto":
-        tile = 2 if keep * height * width < 48 else 4
+        tile = 1 if height * width < 400 else 4
     if coarse == "auto":
-        coarse = 2 * cell if height * width >= 1024 else 0
+        coarse = 2 * cell if height * width >= 2048 else 0
     if coarse and coarse % cell:
         raise UserError(
             f"coarse={coarse} does not fit cell={cell}: expected a multiple of the cell, or 0 for one level"
