@@ -124,7 +124,8 @@ def _twins_pcpvt(*depths: int) -> dict[str, Any]:
     return {**_pvt(depths), "positions": "conv"}
 
 
-#: 64 tokens and a tenth of a million parameters: for `scenes`, and for trying things within a minute.
+#: 64 tokens and a tenth of a million parameters: for `scenes`, and for trying things within a minute. Nothing but the
+#: linear head comes after the pool: a norm there would relate the patches to each other, which is attention's part.
 _MICRO = {
     "img_size": 32,
     "patch_size": 4,
@@ -134,6 +135,7 @@ _MICRO = {
     "mlp_ratio": 2,
     "class_token": False,
     "global_pool": "avg",
+    "fc_norm": False,
 }
 
 MODELS: dict[str, Model] = {

@@ -1,10 +1,10 @@
 """`scenes`: an embedded data set in which what counts is who attends to whom.
 
-A scene holds a large disc and a large frame, far apart, each in one of ten colours that stand in a circle, and small
-grey things that mean nothing. The class is the number of steps along the circle from the disc's colour to the frame's.
+A scene holds a disc and a striped flag, far apart, each in one of ten colours that stand in a circle, and small grey
+things that mean nothing. The class is the number of steps along the circle from the disc's colour to the flag's.
 
 Each of the two colours alone says nothing about the class: whatever the disc's colour, all ten classes are equally
-likely, and so for the frame. Hence a model that only adds up what it sees in single patches cannot beat chance, however
+likely, and so for the flag. Hence a model that only adds up what it sees in single patches cannot beat chance, however
 well it sees; it must bring two distant patches together. A picture is a pure function of (seed, split, index, size).
 """
 
@@ -21,7 +21,7 @@ from .augment import key
 from .data import Split
 
 CELLS = 8
-#: Side of the disc and the frame, and the least number of cells between them, in cells.
+#: Side of the disc and the flag, and the least number of cells between them, in cells.
 LARGE, GAP = 3, 2
 COLOURS = {
     "red": (225, 30, 35),
@@ -37,12 +37,12 @@ COLOURS = {
 }
 _PALETTE = np.array(list(COLOURS.values()), dtype=np.float32)
 _GREYS = np.array([[240.0] * 3, [95.0] * 3, [15.0] * 3], dtype=np.float32)
-#: Upper left cells (y, x, y, x) of the disc and of the frame.
+#: Upper left cells (y, x, y, x) of the disc and of the flag.
 _FAR_APART = [
-    (*disc, *frame)
+    (*disc, *flag)
     for disc in np.ndindex(CELLS - LARGE + 1, CELLS - LARGE + 1)
-    for frame in np.ndindex(CELLS - LARGE + 1, CELLS - LARGE + 1)
-    if max(abs(disc[0] - frame[0]), abs(disc[1] - frame[1])) >= LARGE + GAP
+    for flag in np.ndindex(CELLS - LARGE + 1, CELLS - LARGE + 1)
+    if max(abs(disc[0] - flag[0]), abs(disc[1] - flag[1])) >= LARGE + GAP
 ]
 _SPLITS: dict[Split, int] = {"train": 0, "val": 1}
 
@@ -85,7 +85,7 @@ class Scenes:
 def scene(seed: int, split: int, index: int, size: int) -> tuple[np.ndarray, int]:
     """Pixels [size, size, 3] and label. What is in the scene is drawn before its size matters, so size keeps it."""
     draw = np.random.Generator(np.random.SFC64(key(seed, split, index)))
-    disc, frame = draw.integers(len(COLOURS), size=2).tolist()
+    disc, flag = draw.integers(len(COLOURS), size=2).tolist()
     places = _FAR_APART[draw.integers(len(_FAR_APART))]
     things = draw.integers(CELLS * CELLS * 2 * len(_GREYS), size=5).tolist()
     light, down, across = (draw.random(3) * (80, 40, 40) + (80, -20, -20)).tolist()
@@ -98,8 +98,8 @@ def scene(seed: int, split: int, index: int, size: int) -> tuple[np.ndarray, int
         cell, shape = divmod(thing, 2)
         _paint(canvas, divmod(cell, CELLS), 1, ("cross", "triangle")[shape], _GREYS[grey])
     _paint(canvas, places[:2], LARGE, "disc", _PALETTE[disc])
-    _paint(canvas, places[2:], LARGE, "frame", _PALETTE[frame])
-    return canvas.clip(0, 255, out=canvas).astype(np.uint8), (frame - disc) % len(COLOURS)
+    _paint(canvas, places[2:], LARGE, "flag", _PALETTE[flag])
+    return canvas.clip(0, 255, out=canvas).astype(np.uint8), (flag - disc) % len(COLOURS)
 
 
 def _paint(canvas: np.ndarray, cell: tuple[int, ...], cells: int, shape: str, colour: np.ndarray) -> None:
@@ -116,7 +116,7 @@ def _mask(shape: str, height: int, width: int) -> np.ndarray:
     x = ((np.arange(width) + 0.5) / width * 2 - 1)[None]
     inside = {
         "disc": np.hypot(x, y) < 1,
-        "frame": (np.maximum(abs(x), abs(y)) < 0.95) & (np.maximum(abs(x), abs(y)) > 0.35),
+        "flag": ((y + 1) * LARGE / 2 % 1 < 0.6) & (abs(x) < 1),
         "cross": abs(abs(x) - abs(y)) < 0.4,
         "triangle": abs(x) < (y + 1) / 2,
     }
