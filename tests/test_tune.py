@@ -58,6 +58,7 @@ def test_the_front_runs_from_all_full_to_all_cheapest() -> None:
     assert costs == sorted(costs, reverse=True)
     assert harms == sorted(harms)
     assert len(tuning._front([10.0, 4.0, 3.0], damages, points=3)) == 3
+    assert tuning._front([3.0, 4.0, 10.0], damages, points=20) == [[0, 0, 0]]  # full attention is the cheapest here
 
 
 def test_chooses_within_the_bound(model: torch.nn.Module, images: torch.Tensor) -> None:

@@ -155,9 +155,11 @@ def _front(costs: Sequence[float], damages: Tensor, points: int) -> list[list[in
         return tuple((damages + price * cost).argmin(dim=1).tolist())
 
     scale = float(damages.max().clamp_min(1e-9)) / max(max(costs) - min(costs), 1e-9)
-    found = {best(scale * 10.0**exponent): None for exponent in torch.linspace(-6, 3, 400).tolist()}
-    found[(0,) * damages.shape[0]] = None
-    mixes = sorted(found, key=lambda mix: -sum(costs[c] for c in mix))
+    full = (0,) * damages.shape[0]
+    found = {best(scale * 10.0**exponent) for exponent in torch.linspace(-6, 3, 400).tolist()} - {full}
+    price = {mix: sum(costs[c] for c in mix) for mix in found}
+    dearest = costs[0] * len(full)  # where attending less costs more than full attention, it has no place on the front
+    mixes = [full, *sorted((mix for mix in found if price[mix] < dearest), key=lambda mix: -price[mix])]
     if len(mixes) > points:
         mixes = [mixes[round(i * (len(mixes) - 1) / (points - 1))] for i in range(points)]
     return [list(mix) for mix in mixes]
