@@ -38,7 +38,6 @@ def test_keeps_the_contract(tmp_path: Path) -> None:
     words = (
         "-m",
         "pytest",
-        "-q",
         "-p",
         "no:cacheprovider",
         str(ROOT / "tests" / "test_contract.py"),
