@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from ..storage import atomic
 from . import foveal, gather, native, ops, patterns
 
-_VERSION = 1
+_VERSION = 2
 #: Sides of the square grids measured; heads and head width of a small ViT.
 _SIDES, _HEADS, _WIDTH = (14, 24, 32), 3, 64
 #: Every size has at least this many turns, and more until the seconds are over.
@@ -51,9 +51,10 @@ _known: dict[str, Costs] = {}
 
 
 def kernel(op: str, path: str, queries: float = 16) -> str:
-    """The name of a line. Native kernels have two: few queries that share their keys leave most lanes empty."""
-    few = " few" if path == "native" and op != "gather" and queries <= 4 else ""
-    return f"{op} {path}{few}"
+    """The name of a line. Native kernels have several: the fewer queries share their keys, the more each must load."""
+    if path != "native" or op == "gather" or queries > 4:
+        return f"{op} {path}"
+    return f"{op} {path} {'alone' if queries == 1 and op == 'foveal' else 'few'}"
 
 
 def known() -> Costs | None:
@@ -130,11 +131,12 @@ def _runs(side: int) -> Iterator[tuple[str, float, Callable[[], object]]]:
 
     if not native.available:
         return
-    for shared in (2, 4):  # the side of a tile, and of a block
+    for shared in (1, 2, 4):  # the side of a tile
         layout = dataclasses.replace(layout, tile=shared)
         fused = partial(torch.ops.attendless.foveal, q, k, v, None, None, list(dataclasses.astuple(layout)), scale)
         yield kernel("foveal", "native", shared**2), foveal.macs(layout, dim), fused
 
+    for shared in (2, 4):  # the side of a block
         pattern = patterns.window_pattern(patterns.grid_blocks(side, side, 0, shared), 1)
         listed = partial(torch.ops.attendless.block_attend, q, k, v, None, ops.block_lists(pattern), scale)
         yield kernel("block", "native", shared**2), 2 * pattern.edges(_HEADS) * _WIDTH, listed
