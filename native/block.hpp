@@ -49,8 +49,9 @@ struct BlockHead {
   INLINE void visit(int tile, Cursor memory, Visit attend) const {
     const Groups &queries = block.queries, &keys = block.keys;
     const int list = tile + (keys.count > queries.count ? head.head * queries.count : 0);
-    attend(keys.member + keys.start[list], keys.start[list + 1] - keys.start[list], queries.member + queries.start[tile],
-           queries.start[tile + 1] - queries.start[tile], memory.floats(group_scratch(rows.width, rows.value_width)));
+    float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
+    attend(keys.member + keys.start[list], keys.start[list + 1] - keys.start[list],
+           queries.member + queries.start[tile], queries.start[tile + 1] - queries.start[tile], scratch);
   }
 };
 

@@ -63,8 +63,10 @@ struct FovealHead {
     for (int block = 0; block < choice_blocks(); ++block) choose(block, memory);
   }
 
-  // Prefix queries one by one, which see every token, then the tiles.
-  int pieces() const { return foveal.attend ? prefix + tiles : 0; }
+  // Prefix queries, which see every token, a few at a time; then the tiles.
+  static constexpr int kPrefix = 4;
+  int prefix_pieces() const { return (prefix + kPrefix - 1) / kPrefix; }
+  int pieces() const { return foveal.attend ? prefix_pieces() + tiles : 0; }
 
   void forward(int piece, Cursor memory) const {
     visit(piece, memory, [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
@@ -74,7 +76,7 @@ struct FovealHead {
 
   void backward(const Rows& grads, Cursor memory) const {
     pack();
-    for (int piece = 0; piece < prefix + tiles; ++piece) {
+    for (int piece = 0; piece < pieces(); ++piece) {
       visit(piece, memory, [&](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
         attend_all_backward<W>(head, rows, grads, list, keys, token, count, scratch);
       });
@@ -208,12 +210,12 @@ struct FovealHead {
   INLINE void visit(int piece, Cursor memory, Visit attend) const {
     int32_t* const list = memory.ints(table_rows(foveal));
     float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
-    if (piece < prefix) {
+    if (piece < prefix_pieces()) {
       for (int i = 0; i < tokens; ++i) list[i] = i;
-      const int32_t token = piece;
-      return attend(list, tokens, &token, 1, scratch);
+      const int first = piece * kPrefix;  // rows and tokens of the prefix have the same numbers
+      return attend(list, tokens, list + first, least(kPrefix, prefix - first), scratch);
     }
-    const int tile = piece - prefix;
+    const int tile = piece - prefix_pieces();
     const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
     for (int i = begin; i < end; ++i) prefetch(head.row(foveal.problem.q, image.tiles.member[i]), rows.width);
     const int keys = list_rows(chosen(tile), list, memory);

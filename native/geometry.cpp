@@ -65,7 +65,9 @@ Geometry::Geometry(const Layout& layout, const int32_t* places, int images, int 
     const int top = t / tile_columns * tile, left = t % tile_columns * tile;
     const int bottom = std::min(top + tile, height) - 1, right = std::min(left + tile, width) - 1;
     for (int row = top / cell; row <= bottom / cell; ++row) {
-      for (int column = left / cell; column <= right / cell; ++column) own_.member.push_back(row * cell_columns + column);
+      for (int column = left / cell; column <= right / cell; ++column) {
+        own_.member.push_back(row * cell_columns + column);
+      }
     }
     own_.start.push_back(int32_t(own_.member.size()));
     const int owned = own_.start[size_t(t) + 1] - own_.start[size_t(t)];

@@ -62,6 +62,9 @@ struct Simd {
   // A NaN in `b` is passed over: it reaches the result through the exponentials instead.
   static INLINE F max(F a, F b) { return b > a ? b : a; }
 
+  // What to subtract for a maximum: -inf, which means nothing seen so far, would make NaN of scores that are -inf too.
+  static INLINE F finite(F most) { return most == -kInfinity ? F{} : most; }
+
   static INLINE bool any(I mask) {
     int64_t part[W / 2], all = 0;
     std::memcpy(part, &mask, sizeof mask);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -43,9 +44,13 @@ def library(name: str) -> str:
 
 
 def build() -> Path:
-    run(tool("cmake"), "-S", ROOT / "native", "-B", BUILD, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}",
-        "-DCMAKE_CXX_COMPILER=g++", f"-DPython_EXECUTABLE={sys.executable}", "-DATTENDLESS_SANITIZE=ON")  # fmt: skip
-    run(tool("cmake"), "--build", BUILD)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with (BUILD / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs of the suite may share the folder
+        options = {"CMAKE_MAKE_PROGRAM": tool("ninja"), "CMAKE_CXX_COMPILER": "g++", "ATTENDLESS_SANITIZE": "ON"}
+        defines = [f"-D{key}={value}" for key, value in {**options, "Python_EXECUTABLE": sys.executable}.items()]
+        run(tool("cmake"), "-S", ROOT / "native", "-B", BUILD, "-G", "Ninja", *defines)
+        run(tool("cmake"), "--build", BUILD)
     (module,) = BUILD.glob("_native.*.so")
     return module
 

@@ -1,0 +1,108 @@
+// The same for Q queries, too few to fill lanes: here the lanes are channels, and a vector of scores holds R keys × Q
+// queries.
+#pragma once
+
+#include "rows.hpp"
+
+namespace attendless::ATTENDLESS_UNIT {
+
+template <int W, int Q>
+struct Few {
+  using S = Simd<W>;
+  using F = typename S::F;
+  static constexpr int R = W / Q;
+
+  static void forward(const Rows& rows, const int32_t* list, int count, const Queries& queries, float scale,
+                      float* scratch) {
+    const int width = padded(rows.width), value_width = padded(rows.value_width);
+    float* const q = scratch;
+    float* const out = q + Q * width;
+    float* const p = out + Q * value_width;
+    for (int i = 0; i < Q; ++i) {
+      for (int c = 0; c < width; ++c) q[i * width + c] = c < rows.width ? queries.q[i][c] * (scale * kLog2e) : 0.f;
+    }
+    std::memset(out, 0, sizeof(float) * Q * value_width);
+    F most = S::splat(-kInfinity), base = most, total{};
+    for (int at = 0; at < count; at += kChunk) {
+      const Chunk chunk(rows, list + at, count - at);
+      for (int r = 0; r < chunk.count; r += R) {
+        const F s = dots(chunk.key + r, chunk.bias + r, q, width);
+        most = S::max(most, s);
+        S::store(p + r * Q, s);
+      }
+      for (int i = chunk.count * Q; i % W; ++i) p[i] = -kInfinity;  // repeated keys that fill the last vector
+      if (S::any(most > base + 8.f)) {
+        for (int i = Q; i < W; i *= 2) most = S::max(most, S::rotate(most, i));  // each query's over its R lanes
+        const F factor = S::exp2(base - S::finite(most));
+        total *= factor;
+        base = most;
+        for (int i = 0; i < Q; ++i) {
+          for (int c = 0; c < value_width; c += W) {
+            float* const here = out + i * value_width + c;
+            S::store(here, S::load(here) * factor[i]);
+          }
+        }
+      }
+      for (int i = 0; i < chunk.count * Q; i += W) {
+        const F x = S::exp2(S::load(p + i) - S::finite(base));
+        total += x;
+        S::store(p + i, x);
+      }
+      int c = 0;
+      for (; c + R * W <= value_width; c += R * W) combine<R>(chunk, p, out, c, value_width);
+      for (; c < value_width; c += W) combine<1>(chunk, p, out, c, value_width);
+    }
+    for (int i = Q; i < W; i *= 2) total += S::rotate(total, i);
+    const F lse = (base + S::log2(total)) * kLn2;
+    for (int i = 0; i < Q; ++i) {
+      const float share = total[i] == 0.f ? 0.f : 1.f / total[i];
+      for (int c = 0; c < rows.value_width; ++c) queries.out[i][c] = out[i * value_width + c] * share;
+      *queries.lse[i] = lse[i];
+    }
+  }
+
+ private:
+  // The dot products of R rows with Q queries, one in each lane.
+  static INLINE F dots(const float* const* row, const float* bias, const float* q, int width) {
+    F sum[W], start;
+    UNROLL for (int i = 0; i < W; ++i) {
+      sum[i] = F{};
+      start[i] = bias[i / Q];
+    }
+    for (int c = 0; c < width; c += W) {
+      F x[Q];
+      UNROLL for (int i = 0; i < Q; ++i) x[i] = S::load(q + i * width + c);
+      UNROLL for (int r = 0; r < R; ++r) {
+        const F k = S::load(row[r] + c);
+        UNROLL for (int i = 0; i < Q; ++i) sum[r * Q + i] += x[i] * k;
+      }
+    }
+    S::transpose(sum);
+    UNROLL for (int half = W / 2; half; half /= 2) {
+      UNROLL for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
+    }
+    return sum[0] + start;
+  }
+
+  // K vectors of channels for all queries.
+  template <int K>
+  static INLINE void combine(const Chunk& chunk, const float* p, float* out, int c, int width) {
+    F sum[Q][K];
+    UNROLL for (int i = 0; i < Q; ++i) {
+      UNROLL for (int j = 0; j < K; ++j) sum[i][j] = S::load(out + i * width + c + j * W);
+    }
+    for (int r = 0; r < chunk.count; ++r) {
+      F value[K];
+      UNROLL for (int j = 0; j < K; ++j) value[j] = S::load(chunk.value[r] + c + j * W);
+      UNROLL for (int i = 0; i < Q; ++i) {
+        const F weight = S::splat(p[r * Q + i]);
+        UNROLL for (int j = 0; j < K; ++j) sum[i][j] += weight * value[j];
+      }
+    }
+    UNROLL for (int i = 0; i < Q; ++i) {
+      UNROLL for (int j = 0; j < K; ++j) S::store(out + i * width + c + j * W, sum[i][j]);
+    }
+  }
+};
+
+}  // namespace attendless::ATTENDLESS_UNIT

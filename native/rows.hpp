@@ -1,0 +1,69 @@
+// What an attention over a list looks at and looks from: a head's keys and values as rows that a list names by number,
+// and a group of queries that share the list.
+#pragma once
+
+#include "simd.hpp"
+
+namespace attendless::ATTENDLESS_UNIT {
+
+constexpr int kChunk = 48;  // a multiple of every Tile::kBlock and of every W
+constexpr int kGroup = 16;  // queries at most in one tile of lanes
+
+template <class N>
+INLINE N padded(N count) {
+  return (count + 15) / 16 * 16;
+}
+
+// A head's keys and values (or their gradients). Rows are padded with zeros to a multiple of 16 channels.
+struct Rows {
+  float *k, *v;
+  float* bias;  // of each row: in units of log 2, or its gradient
+  int width, value_width;
+  INLINE float* key(int64_t row) const { return k + row * padded(width); }
+  INLINE float* value(int64_t row) const { return v + row * padded(value_width); }
+};
+
+// Up to kGroup queries: where their rows lie in the caller's tensors.
+struct Queries {
+  int count;
+  const float* q[kGroup];
+  float *out[kGroup], *lse[kGroup];
+  const float* out_grad[kGroup];
+  float* q_grad[kGroup];
+
+  // For the forward pass: those from `first` on, at most `size`; the last is repeated in what is left of `size`.
+  INLINE Queries some(int first, int size) const {
+    Queries part;
+    part.count = least(size, count - first);
+    for (int i = 0; i < size; ++i) {
+      const int from = least(first + i, count - 1);
+      part.q[i] = q[from];
+      part.out[i] = out[from];
+      part.lse[i] = lse[from];
+    }
+    return part;
+  }
+};
+
+// The next kChunk keys of a list; the last is repeated so that micro-kernels may take whole blocks.
+struct Chunk {
+  int count;
+  float *key[kChunk], *value[kChunk];
+  float bias[kChunk];
+
+  INLINE Chunk(const Rows& rows, const int32_t* list, int left) : count(least(kChunk, left)) {
+    for (int i = 0; i < kChunk; ++i) {
+      const int32_t row = list[least(i, count - 1)];
+      key[i] = rows.key(row);
+      value[i] = rows.value(row);
+      bias[i] = rows.bias[row];
+    }
+  }
+};
+
+// Floats of scratch it takes to attend to a list, of any length.
+INLINE int64_t group_scratch(int width, int value_width) {
+  return int64_t(kGroup) * (3 * padded(width) + 2 * padded(value_width) + 2 * kChunk);
+}
+
+}  // namespace attendless::ATTENDLESS_UNIT
