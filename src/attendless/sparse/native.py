@@ -3,7 +3,8 @@
 Everything is computed in 32-bit floats, whatever comes in; results come back in the type of `q`. Results lie in memory
 as [B, N, H, ·], so that joining the heads again costs nothing.
 
-`ATTENDLESS_NATIVE` in the environment names the instruction path to use (see `paths()`), or `off` to do without.
+`ATTENDLESS_NATIVE` in the environment names the instruction path to use (see `paths()`), or `off` to do without. The
+path `avx512` has been compiled but never run so far; `wide`, which is there for tests, is its code on AVX2 machines.
 
 Shapes: B batch · H heads · N tokens · n patches · T tiles of queries · M cells chosen. `layout` is a
 `foveal.Layout` as a list of its seven numbers.
