@@ -75,7 +75,7 @@ def test_gradients_as_defined(path: str, case: Case) -> None:
         seed, q, k, v, out, lse, chosen, bias, places, case.sizes, scale, bias_grad=bias is not None
     )
     for gradient, wanted in zip(ours[: len(leaves)], expected, strict=True):
-        close(gradient, wanted, tolerance=1e-5)
+        close(gradient, wanted, tolerance=5e-5)
 
 
 def test_every_cell_chosen_is_full_attention(path: str) -> None:

@@ -103,7 +103,7 @@ def test_attends_and_differentiates_as_defined(path: str, lists: Lists) -> None:
     wanted = torch.autograd.grad(expected, leaves, seed)
     ours = native.gather_backward(seed, q, k, v, out, lse, bias, indices, counts, 0.2, bias is not None)
     for gradient, truth in zip(ours[: len(leaves)], wanted, strict=True):
-        close(gradient, truth, tolerance=1e-5)
+        close(gradient, truth, tolerance=5e-5)
 
 
 @needs_kernels
@@ -225,7 +225,7 @@ def test_the_function_is_the_same_whoever_computes_it(monkeypatch: pytest.Monkey
     ours = everything()
     monkeypatch.setattr(native, "available", False)
     for a, b in zip(ours, everything(), strict=True):
-        close(a, b, tolerance=1e-5)
+        close(a, b, tolerance=5e-5)
 
 
 def test_gradients_of_the_reference_by_differences() -> None:
