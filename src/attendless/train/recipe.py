@@ -162,7 +162,7 @@ def scenes() -> Recipe:
     attendless train columnar_micro_patch4_32 --data scenes --recipe scenes --out runs/scenes
     Expected, and time: see docs/training.md.
     """
-    return Recipe(epochs=2, batch=64, lr=2e-3, warmup=0.3, min_lr=1e-5, clip=1.0, crop="none", flip=0.0)
+    return Recipe(epochs=3, batch=64, lr=2e-3, warmup=0.3, min_lr=1e-5, clip=1.0, crop="none", flip=0.0)
 
 
 RECIPES: dict[str, Callable[[], Recipe]] = {make.__name__: make for make in (deit, fair, pvt, bbvit, quick, scenes)}

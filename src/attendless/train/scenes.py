@@ -50,7 +50,7 @@ _SPLITS: dict[Split, int] = {"train": 0, "val": 1}
 @dataclasses.dataclass(frozen=True)
 class SceneOptions(Options):
     size: int = option(32, "pixels a side", low=16, high=1024)
-    train: int = option(20000, "pictures to learn from", low=1)
+    train: int = option(12000, "pictures to learn from", low=1)
     val: int = option(2000, "pictures to be judged on", low=1)
     seed: int = option(0, "the seed of every picture", low=0)
 
