@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # The oldest timm supported; keep it in step with pyproject.toml.
-OLDEST := timm==1.0.20
+OLDEST := timm==1.0.22
 
 .PHONY: install demo test test-all test-oldest lint clean
 .DELETE_ON_ERROR:
