@@ -90,7 +90,7 @@ struct Channels {
   }
 };
 
-constexpr int kAhead = 8;  // rows
+constexpr int kAhead = 16;  // rows
 
 INLINE void prefetch_token(const Head& head, int64_t token) {
   prefetch(head.row(head.problem.k, token), head.problem.k.width);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,13 @@ from attendless.sparse import foveal, native
 from native_cases import every_path, needs_kernels  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.skipif(not shutil.which("c++"), reason="no C++ compiler here")
+@pytest.mark.skipif(os.environ.get("ATTENDLESS_NATIVE") == "off", reason="turned off")
+def test_a_compiler_means_kernels() -> None:
+    """A build that fails leaves an install without kernels, and most tests of this file skipped: not unnoticed."""
+    assert native.available, native.reason
 
 
 @needs_kernels
