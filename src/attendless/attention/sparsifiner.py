@@ -1,0 +1,206 @@
+"""Sparsifiner: a small predictor guesses, for every query and head, which keys will matter; only those are attended to.
+
+    A = softmax(q (W_down k)ᵀ / √D)             low-rank attention to R averages of the keys
+    s = [A]_{>τ} [W_up]_{>basis}                connectivity: sparse coefficients × a sparse basis
+    chosen_i = the ⌈keep · N⌉ largest s_ij > 0
+    out_i = softmax over the chosen keys of q_i·k_j / √D, times their values
+
+Class and register queries see every token, as the class token's does in the paper. `softmax=full` takes the softmax
+over all keys and then drops those not chosen, as the paper's fourth equation reads; its code does what stands above.
+With `rest=pooled` the keys not chosen are not dropped but stand behind R averages of keys and values, by W_down.
+
+The predictor starts from pooled cells and smooth bumps (`sparse.basis`), so it chooses sensibly before any training;
+it learns by `prediction_loss`: the squared distance of A W_up from the full attention map. `variant=released` is the
+predictor of the code its authors published: q and k reduced to half their channels, scores over √heads, |W_up|, the 8
+largest coefficients, and always as many keys as the budget says.
+
+W_down and W_up belong to a token grid and are resampled to another one.
+
+Shapes: B batch · H heads · N tokens · R rank · D head width · down, up [R, N].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..sparse import basis, chosen
+from ..sparse.choose import Ways, against_full, choose, native_refuses
+from ..sparse.gather import gather_attend
+from . import spec
+from .contract import Attention, Choice, Context, Grid
+from .full import full
+from .registry import register
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(spec.Options):
+    keep: float = spec.option(0.25, "share of the tokens each query looks at", low=0, high=1)
+    rank: int = spec.option(32, "how many averages of the keys the predictor looks at", low=1)
+    rest: Literal["dropped", "pooled"] = spec.option("dropped", "what becomes of the keys not chosen")
+    tau: float = spec.option(0.05, "coefficients up to this count as zero", low=0, high=1)
+    basis: float | Literal["auto"] = spec.option("auto", "entries of W_up up to this count as zero (0.01)", low=0)
+    top: int = spec.option(0, "keep this many of the largest coefficients instead of those above tau", low=0)
+    softmax: Literal["masked", "full"] = spec.option("masked", "over the chosen keys, or over all of them")
+    variant: Literal["paper", "released"] = spec.option("paper", "the predictor of the paper or of its code")
+    l1: float = spec.option(0.0, "weight of Σ|W_up| in training; weight decay makes it sparse without", low=0)
+
+
+def budget(keep: float, tokens: int) -> int:
+    """⌈keep · tokens⌉, at least 1; a product that is whole but for rounding is not rounded up."""
+    return max(1, math.ceil(keep * tokens - 1e-9))
+
+
+@register
+class Sparsifiner(Attention):
+    name = "sparsifiner"
+    Options = Options
+    examples = (
+        "sparsifiner:rank=8",
+        "sparsifiner:keep=0.1,rank=12,rest=pooled",
+        "sparsifiner:rank=9,softmax=full,tau=0",
+        "sparsifiner:rank=8,variant=released,top=3",
+    )
+    executes_more = "plain PyTorch masks dense products, and how many coefficients exceed tau depends on the image"
+
+    def setup(self, factory: dict[str, Any]) -> None:
+        grid = self.grid
+        down, up = basis.pooling(grid.height, grid.width, grid.prefix, self.options.rank)
+        self.down, self.up = (nn.Parameter(weight.to(**factory)) for weight in (down, up))
+        if self.released:
+            self.q_reduce, self.k_reduce = (
+                nn.Linear(self.head_dim, self.head_dim // 2, **factory) for _ in range(2)
+            )
+
+    @property
+    def released(self) -> bool:
+        return bool(self.options.variant == "released")
+
+    # The predictor ---------------------------------------------------------------------------------------------------
+
+    def coefficients(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """A: how much each query cares for each average of the keys, [B, H, N, R]."""
+        scale = self.scale
+        if self.released:
+            q, k, scale = self.q_reduce(q), self.k_reduce(k), self.num_heads**-0.5
+        return torch.softmax(scale * q @ (self._down(grid) @ k).transpose(-2, -1), dim=-1)
+
+    def predict(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """A W_up [B, H, N, N] without thresholds: what is trained to resemble the attention map."""
+        return self.coefficients(q, k, grid) @ self._up(grid)
+
+    def sparse_coefficients(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """[A]: small ones set to zero."""
+        found = self.coefficients(q, k, grid)
+        top = self.options.top or (8 if self.released else 0)
+        if top:
+            least = found.topk(min(top, found.shape[-1]), dim=-1).values[..., -1:]
+            return found.where(found >= least, 0)
+        return found.where(found > self.options.tau, 0)
+
+    def sparse_basis(self, grid: Grid) -> Tensor:
+        """[W_up]: what is small, or negative, set to zero."""
+        up, least = self._up(grid), self.options.basis
+        least = (0.02 if self.released else 0.01) if least == "auto" else least
+        up = up.abs() if self.released else up
+        return up.where(up > least, 0)
+
+    def select(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """Which keys each query looks at: bool [B, H, N, N]. Quadratic; the kernels make lists instead."""
+        connectivity = self.sparse_coefficients(q, k, grid) @ self.sparse_basis(grid)
+        above = -torch.inf if self.released else 0.0
+        return chosen.largest(connectivity, budget(self.options.keep, grid.tokens), prefix=grid.prefix, above=above)
+
+    def prediction_loss(self, x: Tensor, target: Tensor, context: Context) -> Tensor:
+        """How far the predicted map is from `target` [B, H, N, N] for the same tokens x [B, N, C]: Σ over keys of the
+        squared difference, averaged over the rest. Only the predictor learns from it."""
+        with torch.no_grad():
+            q, k, _ = self.project(x)
+        prefix = context.grid.prefix
+        loss = (self.predict(q, k, context.grid) - target)[:, :, prefix:].square().sum(-1).mean()
+        return loss + self.options.l1 * self.up.abs().sum() if self.options.l1 else loss
+
+    # Attending -------------------------------------------------------------------------------------------------------
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
+        grid = context.grid
+        if "class_attention" in context.wants:
+            row = torch.softmax(self.scale * q[:, :, :1] @ k.transpose(-2, -1), dim=-1)
+            context = context.replace(class_attention=row[:, :, 0])
+        dropout = self.attn_drop.p if self.training else 0.0
+        with torch.no_grad():  # a choice has no gradient
+            seen = self.select(q, k, grid)
+        if self.options.softmax == "full":
+            weight = torch.softmax(self.scale * q @ k.transpose(-2, -1), dim=-1) * seen
+            return torch.dropout(weight, dropout, dropout > 0) @ v, context
+        rest = basis.rest(self._down(grid)) if self.options.rest == "pooled" else None
+        return chosen.attend(
+            q, k, v, seen, scale=self.scale, rest=rest, prefix=grid.prefix, dropout=dropout
+        ), context
+
+    def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
+        """As every attention's. With `softmax=full` a row is not a distribution: what was not chosen is missing."""
+        return super().map(x, context, query)
+
+    # Its weights on a grid -------------------------------------------------------------------------------------------
+
+    def _down(self, grid: Grid) -> Tensor:
+        return basis.resample(self.down, _shape(self.grid), _shape(grid), keep_sums=True)
+
+    def _up(self, grid: Grid) -> Tensor:
+        return basis.resample(self.up, _shape(self.grid), _shape(grid), keep_sums=False)
+
+    def resize(self, grid: Grid) -> None:
+        self.check(grid)
+        with torch.no_grad():
+            down, up = self._down(grid).detach(), self._up(grid).detach()
+        self.down = nn.Parameter(down, requires_grad=self.down.requires_grad)
+        self.up = nn.Parameter(up, requires_grad=self.up.requires_grad)
+        super().resize(grid)
+
+    def refuses(self, grid: Grid) -> str | None:
+        if grid.reduced:
+            return "its predictor knows whole grids, and this one lacks patches"
+        if grid.prefix != self.grid.prefix:
+            return f"its predictor was made for {self.grid.prefix} prefix tokens"
+        if not grid.prefix < self.options.rank <= grid.tokens:
+            return f"rank={self.options.rank} must be above {grid.prefix}, the prefix tokens, and at most {grid.tokens}"
+        return None
+
+    # Its cost --------------------------------------------------------------------------------------------------------
+
+    def core_macs(self, grid: Grid) -> int:
+        """Averages of the keys, low-rank scores, connectivity, and the chosen keys; at most 1/τ coefficients exceed τ.
+
+        `softmax=full` needs every score.
+        """
+        rank, tokens, patches = self.options.rank, grid.tokens, grid.patches
+        width = self.attn_dim // 2 if self.released else self.attn_dim
+        predict = rank * (tokens + patches) * width
+        if self.released:
+            predict += 2 * tokens * self.attn_dim * (self.head_dim // 2)
+        predict += self.num_heads * patches * self._connectivity_macs(grid)
+        seen = min(budget(self.options.keep, tokens), tokens)
+        scores = tokens if self.options.softmax == "full" else seen
+        attend = (patches * (scores + seen) + 2 * grid.prefix * tokens) * self.attn_dim
+        if self.options.rest == "pooled":
+            # Averages of keys and values; their scores and values.
+            attend += 2 * rank * (tokens + patches) * self.attn_dim
+        return predict + attend
+
+    def _connectivity_macs(self, grid: Grid) -> int:
+        """Of one query: its coefficients times the entries of the basis that are not zero."""
+        rank, tau = self.options.rank, self.options.tau
+        top = self.options.top or (8 if self.released else 0)
+        coefficients = min(rank, top) if top else rank if tau == 0 else min(rank, math.ceil(1 / tau) - 1)
+        with torch.no_grad():
+            filled = int(self.sparse_basis(grid).count_nonzero())
+        return coefficients * filled // rank
+
+
+def _shape(grid: Grid) -> tuple[int, int]:
+    return grid.height, grid.width

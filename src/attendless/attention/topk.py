@@ -1,0 +1,72 @@
+"""Exact top-k: every query looks at the keys with its highest true scores. Dense to compute: an oracle to judge by.
+
+    out_i = softmax over the ⌈keep · N⌉ largest q_i·k_j, times their values
+
+Whatever predicts which keys matter can at best choose these. As there, prefix queries see every token, and with
+`rest=pooled` the keys not chosen stand behind `rank` averages over cells of the grid instead of being dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..sparse import basis, chosen
+from . import spec
+from .contract import Attention, Choice, Context, Grid
+from .registry import register
+from .sparsifiner import budget
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(spec.Options):
+    keep: float = spec.option(0.25, "share of the tokens each query looks at", low=0, high=1)
+    rest: Literal["dropped", "pooled"] = spec.option("dropped", "what becomes of the keys not chosen")
+    rank: int = spec.option(32, "how many averages stand for the rest, if it is pooled", low=1)
+
+
+@register
+class TopK(Attention):
+    name = "topk"
+    Options = Options
+    examples = ("topk", "topk:keep=0.1,rest=pooled,rank=9")
+    executes_more = "plain PyTorch masks dense products"
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
+        grid = context.grid
+        if "class_attention" in context.wants:
+            row = torch.softmax(self.scale * q[:, :, :1] @ k.transpose(-2, -1), dim=-1)
+            context = context.replace(class_attention=row[:, :, 0])
+        with torch.no_grad():  # a choice has no gradient
+            seen = chosen.largest(q @ k.transpose(-2, -1), budget(self.options.keep, grid.tokens), prefix=grid.prefix)
+        dropout = self.attn_drop.p if self.training else 0.0
+        return chosen.attend(
+            q, k, v, seen, scale=self.scale, rest=self._rest(grid, k), prefix=grid.prefix, dropout=dropout
+        ), context
+
+    def _rest(self, grid: Grid, like: Tensor) -> basis.Rest | None:
+        if self.options.rest == "dropped":
+            return None
+        down, _ = basis.pooling(grid.height, grid.width, grid.prefix, self.options.rank)
+        return basis.rest(down.to(like))
+
+    def core_macs(self, grid: Grid) -> int:
+        """Every score, because the largest are wanted; the values of the chosen keys, and the averages' part."""
+        tokens, patches = grid.tokens, grid.patches
+        attend = tokens * tokens + patches * budget(self.options.keep, tokens) + grid.prefix * tokens
+        if self.options.rest == "pooled":
+            attend += 2 * self.options.rank * (tokens + patches)
+        return attend * self.attn_dim
+
+    def refuses(self, grid: Grid) -> str | None:
+        if grid.reduced:
+            return "its averages are over whole grids, and this one lacks patches"
+        if self.options.rest == "pooled" and not grid.prefix < self.options.rank <= grid.tokens:
+            return f"rank={self.options.rank} must be above {grid.prefix}, the prefix tokens, and at most {grid.tokens}"
+        return None
+
+    def choice(self, grid: Grid, batch: int = 1) -> Choice:
+        return Choice("torch", "an oracle: every score is computed before the largest are kept")

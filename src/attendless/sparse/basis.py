@@ -1,0 +1,96 @@
+"""A few averages that stand for all tokens: pooled cells of the grid, and the smooth bumps they spread back over.
+
+    down [R, N]   each row averages the keys of one cell; a prefix token is a cell of its own
+    up   [R, N]   each row says how much a token belongs to one cell: a bump around it, fading into its neighbours
+
+Both are where learned low-rank attention starts from: untrained, `softmax(q (down k)ᵀ) up` already is a blurred
+attention map. `Rest` is what such averages are used for when a query looks at a few keys only.
+
+R averages do not have to fill a rectangle: the grid is cut into bands of rows, and each band into its share of cells.
+
+Shapes: B batch · H heads · N tokens, prefix first · R averages · D head width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import UserError
+
+
+@lru_cache(maxsize=64)
+def cells(height: int, width: int, count: int) -> np.ndarray:
+    """Cut a grid into `count` cells as square as can be: which cell each patch is in, [height · width]."""
+    if not 0 < count <= height * width:
+        raise UserError(f"a grid of {height}x{width} patches cannot be cut into {count} cells")
+    bands = min(height, count, max(1, round((count * height / width) ** 0.5)))
+    while -(-count // bands) > width:  # too many in a band: more bands
+        bands += 1
+    firsts = np.arange(bands + 1) * count // bands
+    found = np.empty((height, width), dtype=np.int64)
+    for row in range(height):
+        band = row * bands // height
+        across = firsts[band + 1] - firsts[band]
+        found[row] = firsts[band] + np.arange(width) * across // width
+    return found.ravel()
+
+
+def pooling(height: int, width: int, prefix: int, rank: int) -> tuple[Tensor, Tensor]:
+    """`down` and `up` of `rank` averages, both [R, N]. Of a patch, all of `up` sums to the mean share of a cell."""
+    if rank <= prefix:
+        raise UserError(f"rank={rank} is too small: each of the {prefix} prefix tokens needs one, and the patches some")
+    count = rank - prefix
+    cell = torch.from_numpy(cells(height, width, count))
+    member = F.one_hot(cell, count).T.double()
+    size = member.sum(1, keepdim=True)
+    place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"), -1).reshape(-1, 2)
+    centre = member @ place.double() / size
+    spread = (height * width / count) ** 0.5 / 2
+    bump = torch.softmax(-torch.cdist(centre, place.double()).square() / (2 * spread**2), dim=0)
+    eye = torch.eye(prefix, dtype=torch.double)
+    share = count / (height * width)
+    return (torch.block_diag(eye, member / size).float(), torch.block_diag(eye, bump).mul(share).float())
+
+
+def resample(rows: Tensor, old: tuple[int, int], new: tuple[int, int], *, keep_sums: bool) -> Tensor:
+    """Rows [R, N] over the tokens of one grid → over those of another, each as an image; the prefix stays as it is.
+
+    A row that averages keeps its sum; one that tells how much a token belongs keeps its values.
+    """
+    if old == new:
+        return rows
+    patches = old[0] * old[1]
+    prefix, image = rows[:, :-patches], rows[:, -patches:].float()
+    moved = F.interpolate(image.unflatten(-1, old)[None], new, mode="bicubic", antialias=True)[0].flatten(1)
+    if keep_sums:
+        moved = moved * (patches / moved.shape[1])
+        moved = moved + (image.sum(1, keepdim=True) - moved.sum(1, keepdim=True)) / moved.shape[1]
+    return torch.cat([prefix, moved.to(rows.dtype)], dim=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rest:
+    """What stands for the keys a query did not choose: R averages, each as heavy as the tokens it stands for.
+
+    `average` [R, N] gives their keys and values, `share` [N, R] how much of each token an average stands for.
+    """
+
+    average: Tensor
+    share: Tensor
+
+    def mass(self, chosen: Tensor) -> Tensor:
+        """Tokens each average still stands for, once the chosen ones stand for themselves: [B, H, N, R]."""
+        left = self.share.sum(0) - chosen.to(self.share.dtype) @ self.share
+        return left.where(left > 1e-4 * self.share.sum(0), 0)
+
+
+def rest(down: Tensor) -> Rest:
+    """From rows that may be of any sign and sum: only what they add counts, and every token counts once."""
+    average = F.normalize(down.clamp(min=0), p=1, dim=1)
+    return Rest(average, F.normalize(average, p=1, dim=0).T)
