@@ -14,7 +14,7 @@ from attendless.convert import convert
 from attendless.errors import UserError
 from attendless.train import Recipe, Run, distill
 from attendless.train.distilling import NEW, PLANS, Losses, edit, fit_to
-from attendless.train.imitation import Distillation, divergence, in_lockstep
+from attendless.train.imitation import Distillation, divergence, map_lessons
 from attendless.train.log import read_rows
 from attendless.train.objective import outputs
 from attendless.train.state import Phase
@@ -62,25 +62,31 @@ def test_tokens_leave_out_the_prefix() -> None:
 
 
 def test_maps_layer_by_layer() -> None:
+    """Each layer of the student sees what the teacher's layer sees."""
     student, teacher = pair()
     expected = 0.0
     x, context = teacher.embed(IMAGES)
-    y, other = student.embed(IMAGES)
     for theirs, ours in zip(teacher.blocks, student.blocks, strict=True):
-        difference = ours.attn.map(ours.norm1(y), other) - theirs.attn.map(theirs.norm1(x), context)
+        difference = ours.attn.map(ours.norm1(x), context) - theirs.attn.map(theirs.norm1(x), context)
         expected += (difference**2).sum().item() / (4 * 2 * 17)
-        (x, context), (y, other) = theirs(x, context), ours(y, other)
+        x, context = theirs(x, context)
     assert terms(student, teacher, maps=1.0)["maps"] == pytest.approx(expected / 2, rel=1e-4)
     assert terms(convert(teacher, "full"), teacher, maps=1.0)["maps"] == 0
 
 
-def test_lockstep_computes_what_each_model_computes() -> None:
+def test_map_lessons_bring_the_teachers_answer() -> None:
     student, teacher = pair()
-    ours, theirs, _ = in_lockstep(student, teacher, IMAGES)
-    for found, model in ((ours, student), (theirs, teacher)):
-        torch.testing.assert_close(found.logits, outputs(model, IMAGES).logits)
-        torch.testing.assert_close(found.features, model.forward_features(IMAGES))
-    assert not theirs.logits.requires_grad
+    taught, _ = map_lessons(student, teacher, IMAGES)
+    torch.testing.assert_close(taught.logits, outputs(teacher, IMAGES).logits)
+    torch.testing.assert_close(taught.features, teacher.forward_features(IMAGES))
+    assert not taught.logits.requires_grad
+
+
+def test_the_student_is_not_run_where_only_its_maps_count(monkeypatch) -> None:
+    student, teacher = pair()
+    monkeypatch.setattr(type(student), "forward_context", lambda *_: pytest.fail("the student was run"))
+    monkeypatch.setattr(teacher, "forward_context", None, raising=False)
+    assert list(terms(student, teacher, maps=1.0, extra=0.0)) == ["maps"]
 
 
 def test_maps_teach_and_never_pile_up(monkeypatch) -> None:
@@ -109,12 +115,11 @@ def test_maps_teach_and_never_pile_up(monkeypatch) -> None:
     gradients = [p.grad.clone() for p in student.parameters() if p.grad is not None]
     student.zero_grad()
     x, context = teacher.embed(IMAGES)
-    y, other = student.embed(IMAGES)
     plain = torch.zeros(())
     for theirs, ours in zip(teacher.blocks, student.blocks, strict=True):
-        difference = ours.attn.map(ours.norm1(y), other) - original(theirs.attn, theirs.norm1(x), context)
+        difference = ours.attn.map(ours.norm1(x), context) - original(theirs.attn, theirs.norm1(x), context)
         plain = plain + difference.square().sum(-1).mean() / 2
-        (x, context), (y, other) = theirs(x, context), ours(y, other)
+        x, context = theirs(x, context)
     plain.backward()
     for found, expected in zip(gradients, [p.grad for p in student.parameters() if p.grad is not None], strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)

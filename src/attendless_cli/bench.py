@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     words.model(parser)
     words.attention(parser)
+    words.predictor(parser)
     words.size(parser)
     parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="batch to time (default: 1)")
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
@@ -64,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
         weights=args.weights,
         pretrained=args.pretrained,
         below_breakeven=args.below_breakeven,
+        predictor=args.predictor,
     )
     _print_caps(rows)
     _print_rows(args.model, rows)
@@ -122,14 +124,15 @@ def _print_parts(rows: list[Measurement]) -> None:
 
     table, seen = [], set()
     for row in rows:
-        lines = [("dense (timm)", row.dense_parts_ms)] if row.size not in seen else []
+        lines = [("dense (timm)", row.dense_parts_ms, row.dense_whole_ms)] if row.size not in seen else []
         seen.add(row.size)
-        for name, parts in [*lines, (row.attention, row.parts_ms)]:
+        for name, parts, whole in [*lines, (row.attention, row.parts_ms, row.whole_ms)]:
             if parts is not None:
                 cells = (f"{parts[part]:.2f}" for part in PARTS)
-                table.append((name, _size(row.size), *cells, f"{sum(parts.values()):.2f}"))
+                table.append((name, _size(row.size), *cells, f"{sum(parts.values()):.2f}", f"{whole:.2f}"))
     print()
-    output.print_table("where the milliseconds go", ("attention", "size", *PARTS, "sum"), table)
+    note = "whole: the same forward without instruments, in turn with the others. Compare models by the table above."
+    output.print_table("where the milliseconds go", ("attention", "size", *PARTS, "sum", "whole"), table, note=note)
 
 
 def _size(size: tuple[int, int]) -> str:

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="DIR", nargs="+", default=[], help="folders of images (default: a few of `scenes`, embedded)"
     )
     parser.add_argument("--recipe", metavar="R", nargs="+", default=[], help="recipes (default: scenes:epochs=3)")
-    parser.add_argument("--seeds", metavar="N", nargs="+", type=int, default=[], help="seeds (default: 0 1)")
+    parser.add_argument("--seeds", metavar="N", nargs="+", type=int, default=[], help="seeds (default: 0)")
     parser.add_argument("--out", metavar="DIR", default="attendless-out/compare", help="folder (default: %(default)s)")
     parser.add_argument("--jobs", metavar="J", type=words.positive, help="runs at a time (default: one per core)")
     parser.add_argument(

@@ -18,6 +18,7 @@ from . import output, words
 def arguments(parser: argparse.ArgumentParser) -> None:
     words.model(parser)
     words.attention(parser, many=False, required=True)
+    words.predictor(parser)
     words.size(parser, many=False)
     parser.add_argument("--layers", metavar="L", help="layers to convert, such as 2: or :4 or 0,3-5 (default: all)")
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
@@ -42,7 +43,12 @@ def run(args: argparse.Namespace) -> None:
         shape = (4, channels(model), *input_size(model))
         noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     converted, report = convert_with_report(
-        model, args.attention, layers=args.layers, below_breakeven=args.below_breakeven, check=noise
+        model,
+        args.attention,
+        layers=args.layers,
+        below_breakeven=args.below_breakeven,
+        predictor=args.predictor,
+        check=noise,
     )
     print(report)
     if args.out:

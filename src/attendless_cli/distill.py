@@ -20,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     common(parser)
     words.attention(parser, many=False, required=True)
+    words.predictor(parser)
     names = ", ".join(PLANS)
     parser.add_argument("--recipe", metavar="R", default="imitate", help=f"plan of phases: {names} (default: imitate)")
     parser.add_argument(
@@ -40,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         pretrained=args.pretrained,
         plan=args.recipe,
+        predictor=args.predictor,
         change=dict(text.partition(":")[::2] for text in args.phase),
         out=args.out,
         run=prepare(args),

@@ -18,6 +18,7 @@ from . import output, words
 def arguments(parser: argparse.ArgumentParser) -> None:
     words.model(parser)
     words.attention(parser)
+    words.predictor(parser)
     words.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
     parser.add_argument(
@@ -33,6 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import torch
+    from torch import nn
 
     from attendless.convert import convert, open_model
     from attendless.measure.accuracy import evaluate, preprocessing
@@ -46,10 +48,11 @@ def run(args: argparse.Namespace) -> int:
     own = getattr(model, "attention", "full")
     dense = model if own == "full" else convert(model, "full")
     ready = {"full": dense, own: model}
-    models = {
-        text: ready[text] if text in ready else convert(dense, text, below_breakeven=args.below_breakeven)
-        for text in args.attention or [own]
-    }
+
+    def made(text: str) -> nn.Module:
+        return convert(dense, text, below_breakeven=args.below_breakeven, predictor=args.predictor)
+
+    models = {text: ready[text] if text in ready else made(text) for text in args.attention or [own]}
     size = args.size or input_size(dense)
     skipped: list[str] = []
     with output.progress("images", min(args.limit or len(source), len(source))) as step:

@@ -26,6 +26,14 @@ def attention(parser: argparse.ArgumentParser, *, many: bool = True, required: b
         parser.add_argument("--attention", metavar="A", required=required, help=text)
 
 
+def predictor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--predictor", metavar="F",
+        help="what sparsifiner has learned about which keys matter: a file that distill left, or the name of one that "
+        "comes with attendless",
+    )  # fmt: skip
+
+
 def size(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
     text = "image size in pixels, S or HxW (default: the model's own)"
     if many:

@@ -38,6 +38,13 @@ class Full(Attention):
         dropout = self.attn_drop.p if self.training else 0.0
         return full(q, k, v, scale=self.scale, key_bias=bias, dropout=dropout), context
 
+    def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
+        """softmax(q kᵀ / √D + log s), at once."""
+        q, k, _ = self.project(x)
+        rows, bias = slice(query, query + 1) if isinstance(query, int) else query, context.grid.key_bias(q.dtype)
+        score = self.scale * q[:, :, rows] @ k.transpose(-2, -1)
+        return torch.softmax(score if bias is None else score + bias[:, None, None], dim=-1)
+
     def core_macs(self, grid: Grid) -> int:
         return 2 * grid.tokens**2 * self.attn_dim
 

@@ -23,18 +23,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ..errors import UserError
 from ..sparse import basis, chosen
-from ..sparse.choose import Ways, against_full, choose, native_refuses
-from ..sparse.gather import gather_attend
 from . import spec
-from .contract import Attention, Choice, Context, Grid
-from .full import full
+from .contract import Attention, Context, Grid
 from .registry import register
+
+_PREDICTOR = ("down", "up", "q_reduce", "k_reduce")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +73,7 @@ class Sparsifiner(Attention):
         down, up = basis.pooling(grid.height, grid.width, grid.prefix, self.options.rank)
         self.down, self.up = (nn.Parameter(weight.to(**factory)) for weight in (down, up))
         if self.released:
-            self.q_reduce, self.k_reduce = (
-                nn.Linear(self.head_dim, self.head_dim // 2, **factory) for _ in range(2)
-            )
+            self.q_reduce, self.k_reduce = (nn.Linear(self.head_dim, self.head_dim // 2, **factory) for _ in range(2))
 
     @property
     def released(self) -> bool:
@@ -138,9 +137,7 @@ class Sparsifiner(Attention):
             weight = torch.softmax(self.scale * q @ k.transpose(-2, -1), dim=-1) * seen
             return torch.dropout(weight, dropout, dropout > 0) @ v, context
         rest = basis.rest(self._down(grid)) if self.options.rest == "pooled" else None
-        return chosen.attend(
-            q, k, v, seen, scale=self.scale, rest=rest, prefix=grid.prefix, dropout=dropout
-        ), context
+        return chosen.attend(q, k, v, seen, scale=self.scale, rest=rest, prefix=grid.prefix, dropout=dropout), context
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """As every attention's. With `softmax=full` a row is not a distribution: what was not chosen is missing."""
@@ -161,6 +158,33 @@ class Sparsifiner(Attention):
         self.down = nn.Parameter(down, requires_grad=self.down.requires_grad)
         self.up = nn.Parameter(up, requires_grad=self.up.requires_grad)
         super().resize(grid)
+
+    def predictor(self) -> dict[str, Tensor]:
+        """What the predictor learns, by name: the rest of the layer's weights are full attention's."""
+        return {name: value for name, value in self.named_parameters() if name.split(".")[0] in _PREDICTOR}
+
+    def take_predictor(self, weights: Mapping[str, Tensor], grid: Grid) -> None:
+        """Load a predictor that was learned on `grid`."""
+        own = self.predictor()
+        if (
+            weights.keys() != own.keys()
+            or grid.prefix != self.grid.prefix
+            or weights["down"].shape[0] != len(self.down)
+        ):
+            raise UserError(
+                f"this predictor has rank {len(weights.get('down', ()))}, {grid.prefix} prefix tokens and the weights "
+                f"{', '.join(weights)}; {self.spec} here has rank {len(self.down)}, {self.grid.prefix} and "
+                f"{', '.join(own)}"
+            )
+        old, new = _shape(grid), _shape(self.grid)
+        moved = {
+            **weights,
+            "down": basis.resample(weights["down"], old, new, keep_sums=True),
+            "up": basis.resample(weights["up"], old, new, keep_sums=False),
+        }
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(moved[name])
 
     def refuses(self, grid: Grid) -> str | None:
         if grid.reduced:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, Literal
 
 from timm.layers import to_2tuple
@@ -18,6 +19,7 @@ from ..errors import UserError, unknown
 from . import families, huggingface
 from .breakeven import breakeven
 from .describe import describe
+from .predictor import predicts, put_predictor
 from .report import LayerReport, Report, difference
 from .resize import as_dict, input_size, resize
 from .select import select_layers
@@ -33,14 +35,18 @@ def convert(
     layers: str | Iterable[int] | None = None,
     below_breakeven: BelowBreakeven = "full",
     size: int | tuple[int, int] | None = None,
+    predictor: str | Path | None = None,
 ) -> Any:
     """A copy of `model` that attends with `attention`.
 
     `attention` is a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`. `layers` (`"2:"`, `"0,3-5"`)
     leaves the others as they are. Where attending less cannot pay at this size the layer stays full, unless
-    `below_breakeven="keep"`. `size` moves the model to another input size first.
+    `below_breakeven="keep"`. `size` moves the model to another input size first. `predictor` is the file or name of
+    what attentions that predict their keys have learned for this model.
     """
-    converted, _ = convert_with_report(model, attention, layers=layers, below_breakeven=below_breakeven, size=size)
+    converted, _ = convert_with_report(
+        model, attention, layers=layers, below_breakeven=below_breakeven, size=size, predictor=predictor
+    )
     return converted
 
 
@@ -51,6 +57,7 @@ def convert_with_report(
     layers: str | Iterable[int] | None = None,
     below_breakeven: BelowBreakeven = "full",
     size: int | tuple[int, int] | None = None,
+    predictor: str | Path | None = None,
     check: Tensor | None = None,
 ) -> tuple[Any, Report]:
     """As `convert`, with what was done to every layer. On the images `check`, if given, the outputs are compared."""
@@ -67,6 +74,8 @@ def convert_with_report(
         for i, (site, spec) in enumerate(zip(sites, specs, strict=True))
     ]
     check_reads(sites)
+    if predictor is not None and any(predicts(site.attn) for site in sites):
+        put_predictor(sites, predictor)
     inside = sum(len(site.attn.state_dict()) for site in sites)
     report = Report(name_of(model), input_size(host), tuple(rows), len(host.state_dict()) - inside)
     if check is not None and dense is not None:

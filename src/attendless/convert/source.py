@@ -29,6 +29,7 @@ def open_model(
     pretrained: bool = False,
     layers: str | None = None,
     below_breakeven: BelowBreakeven = "keep",
+    predictor: str | Path | None = None,
 ) -> Any:
     """Build `model`, load `weights` from a file, set its input size and convert it to `attention`.
 
@@ -52,10 +53,10 @@ def open_model(
             _load_and_resize(built, read_weights(weights), num_classes, target)
         elif target is not None:
             resize(built, target)
-    asked = _is_ours(str(model)) and layers is None and below_breakeven == "keep"  # then it was built with it
+    asked = _is_ours(str(model)) and layers is None and below_breakeven == "keep" and predictor is None  # built with it
     if attention is None or asked:
         return built.eval()
-    return convert(built, attention, layers=layers, below_breakeven=below_breakeven).eval()
+    return convert(built, attention, layers=layers, below_breakeven=below_breakeven, predictor=predictor).eval()
 
 
 def _create(name: str, attention: str | None, num_classes: int | None, pretrained: bool) -> nn.Module:

@@ -260,6 +260,8 @@ def _row(timed: _Timed, name: str, how: Settings) -> Measurement:
         time_cap=cap(of_time) if of_time is not None else None,
         parts_ms=alone.parts.ms if alone.parts else None,
         dense_parts_ms=dense.parts.ms if dense.parts else None,
+        whole_ms=alone.parts.whole_ms if alone.parts else None,
+        dense_whole_ms=dense.parts.whole_ms if dense.parts else None,
         path=path,
         reason=reason,
         compiled=how.compile,

@@ -53,6 +53,9 @@ class Measurement:
     time_cap: float | None = None
     parts_ms: Mapping[str, float] | None = None
     dense_parts_ms: Mapping[str, float] | None = None
+    #: A forward without instruments, timed in turn with those whose parts were.
+    whole_ms: float | None = None
+    dense_whole_ms: float | None = None
     notes: tuple[str, ...] = ()
 
     @property

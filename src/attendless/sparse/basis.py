@@ -14,9 +14,7 @@ Shapes: B batch · H heads · N tokens, prefix first · R averages · D head wid
 from __future__ import annotations
 
 import dataclasses
-from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -24,21 +22,18 @@ from torch.nn import functional as F
 from ..errors import UserError
 
 
-@lru_cache(maxsize=64)
-def cells(height: int, width: int, count: int) -> np.ndarray:
-    """Cut a grid into `count` cells as square as can be: which cell each patch is in, [height · width]."""
+def cells(height: int, width: int, count: int) -> list[int]:
+    """Cut a grid into `count` cells as square as can be: which cell each patch is in, row by row."""
     if not 0 < count <= height * width:
         raise UserError(f"a grid of {height}x{width} patches cannot be cut into {count} cells")
     bands = min(height, count, max(1, round((count * height / width) ** 0.5)))
-    while -(-count // bands) > width:  # too many in a band: more bands
-        bands += 1
-    firsts = np.arange(bands + 1) * count // bands
-    found = np.empty((height, width), dtype=np.int64)
+    bands = max(bands, -(-count // width))  # a band has at most as many cells as patches in a row
+    firsts = [band * count // bands for band in range(bands + 1)]
+    found = []
     for row in range(height):
-        band = row * bands // height
-        across = firsts[band + 1] - firsts[band]
-        found[row] = firsts[band] + np.arange(width) * across // width
-    return found.ravel()
+        first, end = firsts[row * bands // height], firsts[row * bands // height + 1]
+        found += [first + column * (end - first) // width for column in range(width)]
+    return found
 
 
 def pooling(height: int, width: int, prefix: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -46,7 +41,7 @@ def pooling(height: int, width: int, prefix: int, rank: int) -> tuple[Tensor, Te
     if rank <= prefix:
         raise UserError(f"rank={rank} is too small: each of the {prefix} prefix tokens needs one, and the patches some")
     count = rank - prefix
-    cell = torch.from_numpy(cells(height, width, count))
+    cell = torch.tensor(cells(height, width, count))
     member = F.one_hot(cell, count).T.double()
     size = member.sum(1, keepdim=True)
     place = torch.stack(torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"), -1).reshape(-1, 2)

@@ -27,8 +27,11 @@ def largest(scores: Tensor, budget: int, *, prefix: int = 0, above: float = -tor
 
     Of equal scores the one of the lower index is taken.
     """
-    order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., : min(budget, scores.shape[-1])]
-    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True) & (scores > above)
+    least = scores.topk(min(budget, scores.shape[-1]), dim=-1).values[..., -1:]
+    chosen, level = scores > least, scores == least
+    room = budget - chosen.sum(-1, keepdim=True)
+    chosen |= level & (level.cumsum(-1) <= room)
+    chosen &= scores > above
     if prefix:
         chosen[:, :, :prefix] = True
     return chosen

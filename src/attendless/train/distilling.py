@@ -12,6 +12,8 @@ from torch import nn
 
 from ..attention.spec import Options, option, parse_options
 from ..convert import convert, open_model
+from ..convert.predictor import predicts, save_predictor
+from ..convert.rebuild import find_sites
 from ..errors import UserError, unknown
 from .augment import WEIGHTS, randomness
 from .data import open_splits
@@ -49,7 +51,7 @@ def imitate() -> list[Phase]:
     new = dataclasses.replace(_STUDENT, epochs=2, lr=1e-3, min_lr=1e-4, warmup=0.2)
     whole = dataclasses.replace(_STUDENT, epochs=5, lr=5e-5, min_lr=1e-6, warmup=0.5, clip=1.0)
     return [
-        Phase(NEW, new, dataclasses.asdict(Losses(maps=1.0)), (NEW,)),
+        Phase(NEW, new, dataclasses.asdict(Losses(maps=1.0, extra=0.0)), (NEW,)),
         Phase("all", whole, dataclasses.asdict(Losses(logits=1.0, tokens=0.5))),
     ]
 
@@ -88,6 +90,7 @@ def distill(
     pretrained: bool = False,
     plan: str | Sequence[Phase] = "imitate",
     change: Mapping[str, str] | None = None,
+    predictor: str | Path | None = None,
     out: str | Path = "attendless-out/distill",
     run: Run | None = None,
     **fields: Any,
@@ -95,7 +98,9 @@ def distill(
     """Teach a copy of `model` that attends with `attention` to answer as `model` does, on the pictures in `data`.
 
     `plan` names its phases or lists them; `change` edits one by name (`{"all": "epochs=3,tokens=1"}`), `fields`
-    replace fields of every phase's recipe. The same call on the same `out` continues where it stopped.
+    replace fields of every phase's recipe. An attention that predicts its keys may start from a `predictor` learned
+    before; one that learns here is also left as `predictor.safetensors`. The same call on the same `out` continues
+    where it stopped.
     """
     phases = edit(plan, change or {}, fields)
     size = phases[-1].recipe.height_width
@@ -107,13 +112,28 @@ def distill(
     # Labels count only if they are the teacher's own classes; the pictures serve all the same.
     labelled = len(train.classes) == teacher.num_classes
     with randomness(WEIGHTS, phases[0].recipe.seed):
-        student: Any = convert(teacher, attention, below_breakeven="keep")
+        student: Any = convert(teacher, attention, below_breakeven="keep", predictor=predictor)
     phases = fit_to(phases, student, teacher, labelled=labelled)
     set_drop(student, phases[-1].recipe)
     teacher = teacher.eval().requires_grad_(False)
     begin = Begin(student, model_text(model), data, attention, Path(out), run or Run(), note)
     pictures = as_model_wants(student, train, val, phases[-1].recipe, labelled=labelled)
-    return finish(begin.session(functools.partial(Distillation, teacher=teacher), phases, pictures, teacher))
+    session = begin.session(functools.partial(Distillation, teacher=teacher), phases, pictures, teacher)
+    session.after_phase = functools.partial(leave_predictor, student, begin)
+    return finish(session)
+
+
+def leave_predictor(student: nn.Module, begin: Begin, phase: Phase) -> None:
+    """After a phase in which predictors alone have learned: write them, to go on top of the untouched weights."""
+    sites = find_sites(student)
+    learned = {f"{site.name}.attn.{name}" for site in sites if predicts(site.attn) for name in _predictor(site.attn)}
+    if set(phase.trained) == learned:
+        card = {"data": Path(begin.data).name, "attention": begin.attention, "recipe": dataclasses.asdict(phase.recipe)}
+        save_predictor(sites, begin.name, begin.out / "predictor.safetensors", card)
+
+
+def _predictor(attention: Any) -> Mapping[str, Any]:
+    return attention.predictor()
 
 
 def edit(plan: str | Sequence[Phase], change: Mapping[str, str], fields: Mapping[str, Any]) -> list[Phase]:

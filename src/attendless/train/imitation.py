@@ -5,7 +5,8 @@ The loss is a weighted sum of terms, any of which may be left out:
     label    cross-entropy with the labels (needs labelled pictures)
     logits   KL(teacher ‖ student) of the softened answers, × temperature²
     tokens   mean squared difference of the patch tokens after the last norm, over the tokens the student kept
-    maps     squared difference of the attention maps, summed over keys, averaged over queries, heads and layers
+    maps     squared difference of the attention maps, summed over keys, averaged over queries, heads and layers; every
+             layer of the student is shown the teacher's tokens, so its errors do not spoil the next one's lesson
     extra    whatever the student's attentions ask to be minimised, through the context
 """
 
@@ -37,20 +38,23 @@ class Distillation(nn.Module):
             raise UserError("the maps loss goes through both models layer by layer: it needs columnar models")
 
     def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        teacher, terms = self._teacher[0], dict[str, Tensor]()
-        if self.weights.get("maps"):
-            student_out, teacher_out, terms["maps"] = in_lockstep(self.model, teacher, images)
-        else:
-            student_out = outputs(self.model, images)
+        teacher, terms, weights = self._teacher[0], dict[str, Tensor](), self.weights
+        taught: Output | None = None
+        if weights.get("maps"):
+            taught, terms["maps"] = map_lessons(self.model, teacher, images)
+        if not any(weights.get(name, name == "extra") for name in ("label", "logits", "tokens", "extra")):
+            return weighted(terms, weights)  # nobody asks what the student answers
+        found = outputs(self.model, images)
+        if taught is None and (weights.get("logits") or weights.get("tokens")):
             with torch.no_grad():
-                teacher_out = outputs(teacher, images)
-        if self.weights.get("label"):
-            terms["label"] = soft_cross_entropy(student_out.logits, targets)
-        if self.weights.get("logits"):
-            terms["logits"] = divergence(student_out.logits, teacher_out.logits, self.temperature)
-        if self.weights.get("tokens"):
-            terms["tokens"] = token_difference(student_out, teacher_out)
-        return weighted({**terms, **student_out.extra}, self.weights)
+                taught = outputs(teacher, images)
+        if weights.get("label"):
+            terms["label"] = soft_cross_entropy(found.logits, targets)
+        if weights.get("logits") and taught:
+            terms["logits"] = divergence(found.logits, taught.logits, self.temperature)
+        if weights.get("tokens") and taught:
+            terms["tokens"] = token_difference(found, taught)
+        return weighted({**terms, **found.extra}, weights)
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
@@ -72,27 +76,23 @@ def token_difference(student: Output, teacher: Output) -> Tensor:
     return F.mse_loss(ours.float(), theirs.float())
 
 
-def in_lockstep(student: Any, teacher: Any, images: Tensor) -> tuple[Output, Output, Tensor]:
-    """Run both models layer by layer; return what each gives, and the difference of their maps.
+def map_lessons(student: Any, teacher: Any, images: Tensor) -> tuple[Output, Tensor]:
+    """Show every layer of the student the tokens that enter the teacher's; return the teacher's answer, and how far
+    the student's maps are from the teacher's.
 
     A layer's maps exist only while that layer is compared. They are computed again for the backward pass, so no more
     than one layer's maps are ever in memory, and only the tokens that enter each layer are kept.
     """
-    differences = []
-    ours, theirs = layers(student, images), layers(teacher, images)
-    while True:
-        block, x, context = next(ours)
-        with torch.no_grad():
-            other, y, teacher_context = next(theirs)
-        if (block is None) != (other is None):
-            raise UserError("the maps loss compares layer with layer: student and teacher have different depths")
-        if block is None:
-            break
-        compared = (block, x, context, other, y, teacher_context)
-        differences.append(checkpoint(map_difference, *compared, use_reentrant=False))
+    if len(student.blocks) != len(teacher.blocks):
+        raise UserError("the maps loss compares layer with layer: student and teacher have different depths")
     with torch.no_grad():
-        taught = collect(teacher, y, teacher_context)
-    return collect(student, x, context), taught, torch.stack(differences).mean()
+        tokens = list(layers(teacher, images))
+        taught = collect(teacher, *tokens.pop()[1:])
+    differences = [
+        checkpoint(map_difference, ours, theirs, x, context, use_reentrant=False)
+        for ours, (theirs, x, context) in zip(student.blocks, tokens, strict=True)
+    ]
+    return taught, torch.stack(differences).mean()
 
 
 def layers(model: Any, images: Tensor) -> Iterator[tuple[Any, Tensor, Context]]:
@@ -106,15 +106,17 @@ def layers(model: Any, images: Tensor) -> Iterator[tuple[Any, Tensor, Context]]:
     yield None, model.norm(x), context
 
 
-def map_difference(
-    student: Any, x: Tensor, context: Context, teacher: Any, y: Tensor, teacher_context: Context
-) -> Tensor:
-    """Σ over keys of the squared difference of two layers' maps [B, H, N, N], averaged over the rest."""
+def map_difference(student: Any, teacher: Any, x: Tensor, context: Context) -> Tensor:
+    """Of the maps [B, H, N, N] of two layers for the same tokens: Σ over keys of their squared difference, averaged.
+
+    An attention that predicts which keys matter has a `prediction_loss` of its own, which trains the predictor.
+    """
     with torch.no_grad():
-        target = teacher.attn.map(teacher.norm1(y), teacher_context)
-    # A mechanism that learns which keys matter may offer a map through which that choice can be trained.
-    learn = getattr(student.attn, "predicted_map", student.attn.map)
-    found = learn(student.norm1(x), context)
+        target = teacher.attn.map(teacher.norm1(x), context)
+    shown = student.norm1(x)
+    if hasattr(student.attn, "prediction_loss"):
+        return student.attn.prediction_loss(shown, target, context)
+    found = student.attn.map(shown, context)
     if found.shape != target.shape:
         raise UserError(f"the maps loss compares like with like: {tuple(found.shape)} and {tuple(target.shape)}")
     return (found - target).square().sum(-1).mean()

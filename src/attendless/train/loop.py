@@ -55,6 +55,8 @@ class Session:
     save_model: Callable[[nn.Module, Path], None]
     #: Given to `evaluate`: the model whose answers count as right where nothing is labelled.
     teacher: nn.Module | None = None
+    #: Called in the main process when a phase has ended; after a kill just then, once more.
+    after_phase: Callable[[Phase], None] | None = None
 
     def __post_init__(self) -> None:
         self.store = Store(self.out / "checkpoints", self.run.keep)
@@ -74,8 +76,11 @@ class Session:
             for number in range(progress.phase, len(self.phases)):
                 if number > progress.phase:
                     progress.phase, progress.before, progress.step = number, progress.total, 0
-                if not PhaseLoop(self, self.phases[number], progress, saved).run(stop):
+                phase = self.phases[number]
+                if not PhaseLoop(self, phase, progress, saved).run(stop):
                     return progress
+                if self.after_phase is not None and self.accelerator.is_main_process:
+                    self.after_phase(phase)
                 saved = None
         progress.finished = True
         return progress

@@ -1,0 +1,92 @@
+"""Predictor add-ons: what an attention learned about which keys matter, in a small file of its own.
+
+A predictor is learned with the model around it left untouched, so it goes on top of the stock weights of the model it
+was learned for: `convert(model, "sparsifiner:keep=0.25", predictor="deit_tiny_patch16_224")`, a name that comes with
+attendless or a file's path. The file is safetensors; its header says which model and grid it was learned for, and how.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ..attention import Grid
+from ..errors import UserError
+from ..storage import atomic, digest
+from .sites import Site
+
+_KEY = "attendless-predictor"
+
+
+def shipped() -> dict[str, Path]:
+    """The predictors that come with attendless, by the name of the model each was learned for."""
+    folder = Path(str(resources.files("attendless"))) / "predictors"
+    return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+
+
+def predicts(attention: nn.Module) -> bool:
+    """Whether an attention has a predictor that learns."""
+    return hasattr(attention, "take_predictor")
+
+
+def save_predictor(sites: Sequence[Site], model: str, path: str | Path, card: Mapping[str, Any] | None = None) -> None:
+    """Write the predictors of a model's attentions; `card` says how they came about."""
+    found = {i: site for i, site in enumerate(sites) if predicts(site.attn)}
+    if not found:
+        raise UserError("no attention of this model has a predictor to save")
+    tensors = {
+        f"{i}.{name}": value.detach().cpu().clone().contiguous()
+        for i, site in found.items()
+        for name, value in site.attn.predictor().items()  # type: ignore[operator]
+    }
+    grid = next(iter(found.values())).grid
+    header = {"model": model, "layers": len(sites), "grid": [grid.height, grid.width, grid.prefix], "card": card or {}}
+    text = json.dumps(header)
+    with atomic(path) as temporary:
+        save_file(tensors, temporary, metadata={_KEY: text, "digest": digest(text, tensors)})
+
+
+def read_predictor(name: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The header and the weights of a predictor, given by its file or by the name of one that is shipped."""
+    known = shipped()
+    path = known.get(str(name), Path(name))
+    if not path.is_file():
+        there = f"attendless comes with {', '.join(known)}" if known else "attendless comes with none"
+        raise UserError(f"predictor {str(name)!r}: no such file, and {there}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
+    except Exception as error:  # a damaged header can make the reader fail in any way
+        raise UserError(f"predictor {str(path)!r} is damaged or not a safetensors file: {error}") from None
+    if _KEY not in metadata:
+        raise UserError(f"{str(path)!r} is not a predictor: `attendless distill` writes them as predictor.safetensors")
+    if metadata.get("digest") != digest(metadata[_KEY], tensors):
+        raise UserError(f"predictor {str(path)!r} is damaged: its content does not match its digest")
+    return json.loads(metadata[_KEY]), tensors
+
+
+def put_predictor(sites: Sequence[Site], name: str | Path) -> None:
+    """Load a predictor into every attention that has one; it is resampled to the grid it now stands on."""
+    header, tensors = read_predictor(name)
+    if header["layers"] != len(sites):
+        raise UserError(
+            f"predictor {str(name)!r} was learned for {header['layers']} layers of {header['model']}, "
+            f"this model has {len(sites)}"
+        )
+    grid = Grid(*header["grid"])
+    places = [(i, site) for i, site in enumerate(sites) if predicts(site.attn)]
+    if not places:
+        raise UserError(f"predictor {str(name)!r} was given, but no attention here has one: sparsifiner has")
+    for i, site in places:
+        mine = {key.partition(".")[2]: value for key, value in tensors.items() if key.partition(".")[0] == str(i)}
+        if not mine:
+            raise UserError(f"predictor {str(name)!r} has nothing for {site.name}")
+        site.attn.take_predictor(mine, grid)  # type: ignore[operator]

@@ -1,0 +1,212 @@
+"""Sparsifiner against its equations written out with loops; its start, its weights on other grids, its cost."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attendless import Context, Grid, UserError, create
+from attendless.attention.sparsifiner import budget
+from attendless.sparse import basis, chosen
+
+GRID = Grid(4, 5, 1)
+
+
+def layer(options: str = "", grid: Grid = GRID, **arguments):
+    torch.manual_seed(0)
+    made = create(f"sparsifiner:rank=6,{options}".rstrip(","), 16, 2, grid=grid, **arguments)
+    for weight in made.predictor().values():  # off its start, and of both signs
+        weight.data += 0.05 * torch.randn_like(weight)
+    return made
+
+
+def slow_choice(module, q, k) -> torch.Tensor:
+    """Equations 1 to 3 for one head of one image, number by number: which keys each query keeps."""
+    N, D = q.shape
+    R, options = len(module.down), module.options
+    released = options.variant == "released"
+    scale = D**-0.5
+    if released:
+        q, k = (F.linear(x, m.weight, m.bias) for x, m in ((q, module.q_reduce), (k, module.k_reduce)))
+        scale = module.num_heads**-0.5
+    keep = math.ceil(options.keep * N)
+    mask = torch.zeros(N, N, dtype=torch.bool)
+    least = {"paper": 0.01, "released": 0.02}[options.variant] if options.basis == "auto" else options.basis
+    for i in range(N):
+        if i < GRID.prefix:
+            mask[i] = True
+            continue
+        logits = [scale * sum(q[i] @ k[j] * module.down[r, j] for j in range(N)) for r in range(R)]
+        weights = [math.exp(value.item()) for value in logits]
+        a = [value / sum(weights) for value in weights]
+        top = options.top or (8 if released else 0)
+        floor = sorted(a)[-min(top, R)] if top else None
+        a = [x if (x >= floor if top else x > options.tau) else 0.0 for x in a]
+        score = []
+        for j in range(N):
+            column = [abs(w) if released else w for w in module.up[:, j].tolist()]
+            score.append(sum(x * w for x, w in zip(a, column, strict=True) if w > least))
+        order = sorted(range(N), key=lambda j: (-score[j], j))[:keep]
+        mask[i, [j for j in order if released or score[j] > 0]] = True
+    return mask
+
+
+def slow_attend(module, q, k, v, mask) -> torch.Tensor:
+    """The output for one head of one image, given the keys kept."""
+    N, D = q.shape
+    out = torch.zeros_like(v)
+    average = module.down.clamp(min=0)
+    average = average / average.sum(1, keepdim=True)
+    share = average / average.sum(0, keepdim=True)
+    for i in range(N):
+        keys = [j for j in range(N) if mask[i, j]]
+        if module.options.softmax == "full":
+            weight = torch.softmax(q[i] @ k.T * D**-0.5, 0)
+            out[i] = sum(weight[j] * v[j] for j in keys)
+            continue
+        scores, values = [q[i] @ k[j] * D**-0.5 for j in keys], [v[j] for j in keys]
+        if module.options.rest == "pooled" and i >= GRID.prefix:
+            for r in range(len(average)):
+                left = sum(share[r, j] for j in range(N) if j not in keys)
+                if left > 1e-4 * share[r].sum():
+                    scores.append(q[i] @ (average[r] @ k) * D**-0.5 + torch.log(left))
+                    values.append(average[r] @ v)
+        if scores:
+            out[i] = torch.softmax(torch.stack(scores), 0) @ torch.stack(values)
+    return out
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "keep=0.3", "keep=0.3,rest=pooled", "keep=0.1,tau=0.2", "keep=0.3,softmax=full", "keep=0.9,basis=0.1",
+        "keep=0.2,top=2", "keep=0.3,variant=released", "keep=0.3,variant=released,top=3,rest=pooled", "keep=1",
+    ],
+)  # fmt: skip
+def test_against_the_equations(options: str) -> None:
+    """Same mask, same output, same gradients."""
+    module = layer(options).double().eval()
+    x = torch.randn(2, GRID.tokens, 16, dtype=torch.double, requires_grad=True)
+    q, k, v = module.project(x)
+    expected = torch.stack(
+        [torch.stack([slow_choice(module, q[b, h], k[b, h]) for h in range(2)]) for b in range(2)]
+    ).detach()
+    assert torch.equal(module.select(q, k, GRID), expected)
+
+    out, _ = module.attend(q, k, v, Context(GRID))
+    slow = torch.stack(
+        [
+            torch.stack([slow_attend(module, q[b, h], k[b, h], v[b, h], expected[b, h]) for h in range(2)])
+            for b in range(2)
+        ]
+    )
+    torch.testing.assert_close(out, slow)
+    weight = torch.randn_like(out)
+    found = torch.autograd.grad((out * weight).sum(), [x, module.down], retain_graph=True, allow_unused=True)
+    wanted = torch.autograd.grad((slow * weight).sum(), [x, module.down], allow_unused=True)
+    torch.testing.assert_close(found[0], wanted[0])
+    if module.options.rest == "pooled":
+        torch.testing.assert_close(found[1], wanted[1])
+
+
+def test_the_budget() -> None:
+    """The paper's second table: kept keys of 197 at each keep rate."""
+    rates = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)
+    assert [budget(rate, 197) for rate in rates] == [178, 158, 138, 119, 99, 79, 60, 40, 20, 10, 2]
+    assert budget(0.7, 10) == 7  # 0.7 · 10 is a little more than 7 in floating point
+    assert budget(0.0, 10) == 1
+
+
+def test_it_starts_as_a_blurred_map() -> None:
+    """Untrained, it must find most of what the exact choice would, far more than chance does."""
+    torch.manual_seed(0)
+    grid = Grid(8, 8, 1)
+    module = create("sparsifiner:rank=17,keep=0.25", 32, 2, grid=grid)
+    # Keys that vary smoothly over the grid, as those of images do.
+    field = F.interpolate(torch.randn(1, 32, 3, 3), (8, 8), mode="bicubic")[0].flatten(1).T
+    x = torch.cat([torch.randn(1, 32), 3 * field])[None]
+    q, k, _ = module.project(x)
+    true = torch.softmax(module.scale * q @ k.transpose(-2, -1), -1)
+    exact = chosen.largest(true, budget(0.25, grid.tokens), prefix=1)
+    found = module.select(q, k, grid)
+
+    def mass(mask: torch.Tensor) -> float:
+        return (true * mask)[:, :, 1:].sum(-1).mean().item()
+
+    assert mass(found) > 0.8 * mass(exact)
+    assert mass(found) > mass(found[..., torch.randperm(grid.tokens)]) + 0.1
+
+
+def test_prediction_loss_trains_the_predictor_alone() -> None:
+    module = layer("l1=0.5")
+    x, context = torch.randn(3, GRID.tokens, 16), Context(GRID)
+    target = torch.softmax(torch.randn(3, 2, GRID.tokens, GRID.tokens), -1)
+    loss = module.prediction_loss(x, target, context)
+    loss.backward()
+    assert {name for name, p in module.named_parameters() if p.grad is not None} == {"down", "up"}
+    q, k, _ = module.project(x)
+    difference = (module.predict(q, k, GRID) - target)[:, :, 1:]
+    expected = difference.square().sum(-1).mean() + 0.5 * module.up.abs().sum()
+    torch.testing.assert_close(loss, expected)
+
+
+def test_everything_kept_is_full_attention() -> None:
+    grid = Grid(3, 4, 2)
+    module = create("sparsifiner:rank=5,keep=1,tau=0,basis=0", 16, 2, grid=grid)
+    module.up.data += 0.01  # no zeros to discard
+    full = create("full", 16, 2, grid=grid)
+    full.load_state_dict({name: value for name, value in module.state_dict().items() if name not in module.predictor()})
+    x = torch.randn(2, grid.tokens, 16)
+    torch.testing.assert_close(module(x, Context(grid))[0], full(x, Context(grid))[0])
+
+
+def test_weights_on_another_grid() -> None:
+    """An average stays an average, a bump keeps its height, and moving there for good computes the same."""
+    module, other = layer("keep=0.3"), Grid(6, 9, 1)
+    down = basis.resample(module.down, (4, 5), (6, 9), keep_sums=True)
+    torch.testing.assert_close(down[:, 1:].sum(1), module.down[:, 1:].sum(1))
+    torch.testing.assert_close(down[:, :1], module.down[:, :1])
+    flat = basis.resample(torch.full((2, 21), 0.3), (4, 5), (6, 9), keep_sums=False)
+    torch.testing.assert_close(flat, torch.full((2, 55), 0.3))
+    x = torch.randn(2, other.tokens, 16)
+    before = module(x, Context(other))[0]
+    module.resize(other)
+    torch.testing.assert_close(module(x, Context(other))[0], before)
+
+
+@pytest.mark.parametrize("shape", [(14, 14, 31), (24, 24, 31), (4, 5, 5), (3, 20, 7), (7, 2, 14), (1, 9, 4)])
+def test_cells_cover_the_grid(shape: tuple[int, int, int]) -> None:
+    height, width, count = shape
+    found = basis.cells(*shape)
+    assert len(found) == height * width
+    assert sorted(set(found)) == list(range(count))
+    sizes = torch.bincount(torch.tensor(found))
+    assert sizes.max() <= 4 * sizes.min()
+
+
+def test_the_rest_counts_every_token_once() -> None:
+    down, _ = basis.pooling(5, 6, 1, 8)
+    rest = basis.rest(down + 0.05 * torch.randn_like(down))
+    nobody = torch.zeros(1, 1, 31, 31, dtype=torch.bool)
+    torch.testing.assert_close(rest.mass(nobody).sum(-1), torch.full((1, 1, 31), 31.0))
+    assert rest.mass(~nobody).sum() == 0
+
+
+def test_macs_follow_the_papers_slope() -> None:
+    """Each key more costs two products of a head's width for every patch and head: 12 · 2 · 384 · 196 over DeiT-S."""
+    grid = Grid(14, 14, 1)
+    made = [create(f"sparsifiner:keep={keep}", 384, 6, grid=grid) for keep in (20 / 197, 60 / 197)]
+    few, many = (module.core_macs(grid) for module in made)
+    assert 12 * (many - few) == 40 * 12 * 2 * 384 * 196
+
+
+def test_what_it_refuses() -> None:
+    with pytest.raises(UserError, match="rank=5 must be above 5"):
+        create("sparsifiner:rank=5", 16, 2, grid=Grid(4, 4, 5))
+    with pytest.raises(UserError, match="made for 1 prefix"):
+        layer()(torch.randn(1, 20, 16), Context(Grid(4, 5, 0)))
+    with pytest.raises(UserError, match="rank 7"):
+        layer().take_predictor({"down": torch.zeros(7, 21), "up": torch.zeros(7, 21)}, GRID)
