@@ -79,6 +79,10 @@ class Sparsifiner(Attention):
     def released(self) -> bool:
         return bool(self.options.variant == "released")
 
+    def budget(self, grid: Grid) -> int:
+        """How many keys a query looks at, at most."""
+        return budget(self.options.keep, grid.tokens)
+
     # The predictor ---------------------------------------------------------------------------------------------------
 
     def coefficients(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
@@ -112,7 +116,7 @@ class Sparsifiner(Attention):
         """Which keys each query looks at: bool [B, H, N, N]. Quadratic; the kernels make lists instead."""
         connectivity = self.sparse_coefficients(q, k, grid) @ self.sparse_basis(grid)
         above = -torch.inf if self.released else 0.0
-        return chosen.largest(connectivity, budget(self.options.keep, grid.tokens), prefix=grid.prefix, above=above)
+        return chosen.largest(connectivity, self.budget(grid), prefix=grid.prefix, above=above)
 
     def prediction_loss(self, x: Tensor, target: Tensor, context: Context) -> Tensor:
         """How far the predicted map is from `target` [B, H, N, N] for the same tokens x [B, N, C]: Σ over keys of the
@@ -208,7 +212,7 @@ class Sparsifiner(Attention):
         if self.released:
             predict += 2 * tokens * self.attn_dim * (self.head_dim // 2)
         predict += self.num_heads * patches * self._connectivity_macs(grid)
-        seen = min(budget(self.options.keep, tokens), tokens)
+        seen = self.budget(grid)
         scores = tokens if self.options.softmax == "full" else seen
         attend = (patches * (scores + seen) + 2 * grid.prefix * tokens) * self.attn_dim
         if self.options.rest == "pooled":
