@@ -263,3 +263,19 @@ def test_compile_and_bf16(folder: Path, tmp_path: Path) -> None:
     for change in ({"compile": True}, {"precision": "bf16"}):
         found = train(toy_vit(), folder, out=tmp_path / str(change), **fields, **change)
         assert found.metrics["loss"] == pytest.approx(plain.metrics["loss"], rel=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("attention", "weight"), [("window:size=2", "relative_position_bias_table"), ("xca", "temperature")]
+)
+def test_weight_decay_leaves_an_attentions_own_scales_alone(attention: str, weight: str) -> None:
+    from attendless.convert import convert
+    from attendless.train.optimise import make_optimizer
+
+    model = convert(toy_vit(), attention, below_breakeven="keep")
+    names = {id(value): name for name, value in model.named_parameters()}
+    groups = make_optimizer(model, Recipe(weight_decay=0.1)).param_groups
+    decayed = {names[id(value)] for group in groups if group["weight_decay"] for value in group["params"]}
+    assert "blocks.0.attn.qkv.weight" in decayed
+    assert f"blocks.0.attn.{weight}" in names.values()
+    assert not {name for name in decayed if name.endswith((weight, "pos_embed", "cls_token"))}

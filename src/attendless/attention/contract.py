@@ -138,6 +138,8 @@ class Attention(nn.Module):
     reads: ClassVar[frozenset[str]] = frozenset()
     #: Specs worth trying: the contract test runs each of them, and `attendless list` shows them.
     examples: ClassVar[tuple[str, ...]] = ()
+    #: Weights of the mechanism's own that weight decay must leave alone.
+    undecayed: ClassVar[frozenset[str]] = frozenset()
     #: Why the PyTorch path may execute more multiply-accumulates than `macs` counts for the function, if it does.
     executes_more: ClassVar[str] = ""
 
@@ -222,6 +224,10 @@ class Attention(nn.Module):
     @property
     def spec(self) -> Spec:
         return Spec(self.name, self.options)
+
+    def no_weight_decay(self) -> set[str]:
+        """As timm's models say it."""
+        return {name for name, _ in self.named_parameters() if name in self.undecayed}
 
     def check(self, grid: Grid) -> None:
         reason = self.refuses(grid)

@@ -166,6 +166,7 @@ class WindowOptions(spec.Options):
 class Window(Attention):
     name = "window"
     Options = WindowOptions
+    undecayed = frozenset({"relative_position_bias_table"})
     examples = ("window", "window:size=4,shift=2", "window:size=3,bias=false", "window:size=5,shift=2,bias=false")
 
     def setup(self, factory: dict[str, Any]) -> None:

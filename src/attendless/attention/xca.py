@@ -76,6 +76,7 @@ class XCAOptions(spec.Options):
 class XCA(Attention):
     name = "xca"
     Options = XCAOptions
+    undecayed = frozenset({"temperature"})
     examples = ("xca", "xca:plain", "xca:lpi")
 
     def setup(self, factory: dict[str, Any]) -> None:

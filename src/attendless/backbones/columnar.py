@@ -111,6 +111,12 @@ class ColumnarHost(_Base):
         found: list[Any] = list(zip(maps, prefixes, strict=True)) if return_prefix_tokens and prefixes else maps
         return found if intermediates_only else (self.norm(x), found)
 
+    def no_weight_decay(self) -> set[str]:
+        """timm's names, and those of the attentions' own weights."""
+        layers = enumerate(self.blocks)
+        own = {f"blocks.{i}.attn.{name}" for i, block in layers for name in block.attn.no_weight_decay()}
+        return set(super().no_weight_decay()) | own
+
     def layers(self, size: tuple[int, int] | None = None) -> list[Layer]:
         """Parameters and multiply-accumulates of the embedding, every block and the head, for one image."""
         grid = self.grid(size)
