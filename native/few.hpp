@@ -77,11 +77,7 @@ struct Few {
         UNROLL for (int i = 0; i < Q; ++i) sum[r * Q + i] += x[i] * k;
       }
     }
-    S::transpose(sum);
-    UNROLL for (int half = W / 2; half; half /= 2) {
-      UNROLL for (int i = 0; i < half; ++i) sum[i] += sum[i + half];
-    }
-    return sum[0] + start;
+    return S::sums(sum) + start;
   }
 
   // K vectors of channels for all queries.

@@ -140,7 +140,7 @@ struct FovealHead {
   void choose(int block, Cursor memory) const {
     const int first = block * T::kBlock, length = padded(cells);
     float* const score = memory.floats(int64_t(T::kBlock) * length);
-    int32_t* const index = memory.ints(length + 1);
+    int32_t* const index = memory.ints(foveal.budget + 8);
     const float* row[T::kBlock];
     for (int i = 0; i < T::kBlock; ++i) row[i] = q_mean + int64_t(least(first + i, tiles - 1)) * padded(rows.width);
     for (int cell = 0; cell < cells; cell += kGroup) {

@@ -1,11 +1,10 @@
 // Attention in which every query has a list of keys of its own, in any order, with repeats counted as often as they
 // stand there.
 //
-// Nobody shares a list, so the lanes are channels: a row of keys is multiplied with the query, a row of values with its
-// weight, each read once. The scores of one query are all that is kept: scratch grows with the longest list alone.
+// The scores of one query are all that is kept: scratch grows with the longest list alone.
 #pragma once
 
-#include "head.hpp"
+#include "listed.hpp"
 
 namespace attendless::ATTENDLESS_UNIT {
 
@@ -14,6 +13,7 @@ struct GatherHead {
   using Args = Gather;
   using S = Simd<W>;
   using F = typename S::F;
+  using L = Listed<W>;
 
   const Gather& gather;
   const Head head;
@@ -49,11 +49,6 @@ struct GatherHead {
   }
 
  private:
-  struct List {
-    const int32_t* row;
-    int count;
-  };
-
   // What a query sees: nothing, and a note for the caller, if any of it is no token.
   INLINE List list(int query) const {
     const int64_t index = head.index(query);
@@ -72,24 +67,13 @@ struct GatherHead {
 
   void attend(int query, Cursor memory) const {
     const List seen = list(query);
-    const int width = padded(rows.width), value_width = padded(rows.value_width);
-    float* const q = load_row(head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e, memory);
+    float* const q = L::load_row(head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e, memory);
     float* const p = memory.floats(padded(gather.longest));
-    float* const out = memory.floats(value_width);
-    float* const lse = head.problem.lse + head.index(query);
-    const float most = scores(seen, q, width, p);
-    const float base = most == -kInfinity ? 0.f : most;
-    F sum{};
-    for (int i = 0; i < seen.count; i += W) {
-      const F x = S::exp2(S::load(p + i) - S::splat(base));
-      sum += x;
-      S::store(p + i, x);
-    }
-    const float total = S::sum(sum), share = total == 0.f ? 0.f : 1.f / total;  // nothing to look at gives 0
-    combine(seen, p, rows.v, value_width, out);
-    float* const result = head.row(head.problem.out, query);
-    for (int c = 0; c < rows.value_width; ++c) result[c] = out[c] * share;
-    *lse = most * kLn2 + __builtin_logf(total);
+    float* const out = L::zeros(rows.value_width, memory);
+    L::scores(rows, head.problem.bias, seen, q, p);
+    const auto weighed = L::weigh(p, seen.count);
+    L::combine(seen, p, rows.v, padded(rows.value_width), out);
+    L::finish(head, query, out, weighed);
   }
 
   // p, the weights; slope, how the loss changes with each score; both as one query's list has them.
@@ -97,23 +81,23 @@ struct GatherHead {
     const List seen = list(query);
     const int width = padded(rows.width), value_width = padded(rows.value_width);
     const float* const out = head.row(head.problem.out, query);
-    float* const q = load_row(head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e, memory);
-    float* const g = load_row(head.row(head.problem.out_grad, query), rows.value_width, 1.f, memory);
-    float* const q_grad = memory.floats(width);
+    float* const q = L::load_row(head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e, memory);
+    float* const g = L::load_row(head.row(head.problem.out_grad, query), rows.value_width, 1.f, memory);
+    float* const q_grad = L::zeros(rows.width, memory);
     float* const p = memory.floats(padded(gather.longest));
     float* const slope = memory.floats(padded(gather.longest));
     const float lse = head.problem.lse[head.index(query)] * kLog2e;
     float mean = 0.f;
     for (int c = 0; c < rows.value_width; ++c) mean += g[c] * out[c];
-    scores(seen, q, width, p);
-    dots(seen, rows.v, g, value_width, slope);
+    L::scores(rows, head.problem.bias, seen, q, p);
+    L::dots(seen, rows.v, g, value_width, slope);
     const F shift = S::splat(lse == -kInfinity ? kInfinity : lse);  // a query that sees nothing: every weight is 0
     for (int i = 0; i < seen.count; i += W) {
       const F x = S::exp2(S::load(p + i) - shift);
       S::store(p + i, x);
       S::store(slope + i, x * (S::load(slope + i) - S::splat(mean)));
     }
-    combine(seen, slope, rows.k, width, q_grad);
+    L::combine(seen, slope, rows.k, width, q_grad);
     float* const result = head.row(head.problem.q_grad, query);
     for (int c = 0; c < rows.width; ++c) result[c] = q_grad[c] * head.problem.scale;
     for (int i = 0; i < seen.count; ++i) {
@@ -122,66 +106,6 @@ struct GatherHead {
       Channels<W>::add(grads.value(row), g, p[i], value_width);
       grads.bias[row] += slope[i];
     }
-  }
-
-  static INLINE float* load_row(const float* from, int width, float factor, Cursor& memory) {
-    float* const to = memory.floats(padded(width));
-    for (int c = 0; c < padded(width); ++c) to[c] = c < width ? from[c] * factor : 0.f;
-    return to;
-  }
-
-  // Each key's score, then -∞ up to whole vectors; the largest.
-  INLINE float scores(const List& seen, const float* q, int width, float* p) const {
-    dots(seen, rows.k, q, width, p);
-    F most = S::splat(-kInfinity);
-    for (int i = seen.count; i % W; ++i) p[i] = -kInfinity;
-    for (int i = 0; i < seen.count; i += W) {
-      float bias[W];
-      UNROLL for (int j = 0; j < W; ++j) bias[j] = rows.bias[seen.row[least(i + j, seen.count - 1)]];
-      const F x = S::load(p + i) + S::load(bias);
-      most = S::max(most, x);
-      S::store(p + i, x);
-    }
-    return S::largest(most);
-  }
-
-  // result[i] = row i of the list · x, for whole vectors of rows: the last is repeated.
-  static INLINE void dots(const List& seen, const float* table, const float* x, int width, float* result) {
-    for (int i = 0; i < seen.count; i += W) {
-      const float* row[W];
-      UNROLL for (int j = 0; j < W; ++j) row[j] = table + int64_t(seen.row[least(i + j, seen.count - 1)]) * width;
-      F sum[W];
-      UNROLL for (int j = 0; j < W; ++j) sum[j] = F{};
-      for (int c = 0; c < width; c += W) {
-        const F channel = S::load(x + c);
-        UNROLL for (int j = 0; j < W; ++j) sum[j] += channel * S::load(row[j] + c);
-      }
-      S::transpose(sum);
-      UNROLL for (int half = W / 2; half; half /= 2) {
-        UNROLL for (int j = 0; j < half; ++j) sum[j] += sum[j + half];
-      }
-      S::store(result + i, sum[0]);
-    }
-  }
-
-  // result = Σ_i weight[i] · row i of the list, with as many channels as registers hold at a time.
-  static INLINE void combine(const List& seen, const float* weight, const float* table, int width, float* result) {
-    int c = 0;
-    for (; c + 8 * W <= width; c += 8 * W) combine_channels<8>(seen, weight, table, width, result, c);
-    for (; c < width; c += W) combine_channels<1>(seen, weight, table, width, result, c);
-  }
-
-  template <int K>
-  static INLINE void combine_channels(const List& seen, const float* weight, const float* table, int width,
-                                      float* result, int c) {
-    F sum[K];
-    UNROLL for (int j = 0; j < K; ++j) sum[j] = F{};
-    for (int i = 0; i < seen.count; ++i) {
-      const float* const row = table + int64_t(seen.row[i]) * width + c;
-      const F factor = S::splat(weight[i]);
-      UNROLL for (int j = 0; j < K; ++j) sum[j] += factor * S::load(row + j * W);
-    }
-    UNROLL for (int j = 0; j < K; ++j) S::store(result + c + j * W, sum[j]);
   }
 };
 

@@ -62,6 +62,20 @@ struct Gather {
   int32_t* wrong;  // set if an index is no token, or a count no number of keys
 };
 
+// Lists each query finds by itself: connectivity is coefficients × basis, and the largest are kept.
+struct Sparsifiner {
+  Problem problem;
+  int budget, prefix;
+  float tau;           // coefficients up to this count as 0
+  View coefficients;   // [batch, heads, tokens, ranks]
+  Groups basis;        // the tokens each rank connects to
+  const float* weight;  // of each of them
+  View tail_scores, tail_values;  // [batch, heads, tokens, ranks] and [batch, heads, ranks, channels]
+  const float* share;  // [tokens, ranks]: each key's part in each rank's tail; null: there is no tail
+  int32_t* indices;    // [batch, heads, tokens, budget], to choose only; null: to attend
+  int32_t* counts;     // [batch, heads, tokens]
+};
+
 // One instruction set's functions.
 struct Kernels {
   const char* name;
@@ -71,6 +85,7 @@ struct Kernels {
   void (*block_backward)(const Block&);
   void (*gather)(const Gather&);
   void (*gather_backward)(const Gather&);
+  void (*sparsifiner)(const Sparsifiner&);
   void (*exp2)(const float* from, float* to, int64_t count);
 };
 

@@ -250,6 +250,85 @@ void gather_backward(const Heads& q, const Heads& k, const Heads& v, const std::
   run_gather(problem, indices, counts, kernels().gather_backward);
 }
 
+// What choosing needs; the pointers of `basis` are the caller's.
+struct Basis {
+  const Indices &start, &index;
+  const Floats& value;
+};
+
+Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Basis& basis, int budget,
+                           int prefix, float tau) {
+  Sparsifiner args{};
+  args.problem = problem;
+  args.budget = budget;
+  args.prefix = prefix;
+  args.tau = tau;
+  args.coefficients = view(coefficients, "coefficients", problem);
+  args.basis = {int(basis.start.size()) - 1, basis.start.data(), basis.index.data()};
+  args.weight = basis.value.data();
+  require(budget >= 1 && budget <= problem.tokens && prefix >= 0,
+          "budget must be from 1 to the number of tokens, and prefix not below 0");
+  require(args.basis.count == args.coefficients.width, "the basis must have a row for each coefficient");
+  require(args.basis.start[0] == 0 && size_t(args.basis.start[args.basis.count]) == basis.index.size() &&
+              basis.value.size() == basis.index.size(),
+          "the basis must start at 0 and end at the number of its entries");
+  for (int r = 0; r < args.basis.count; ++r) {
+    require(args.basis.start[r] <= args.basis.start[r + 1], "a row of the basis cannot end before it starts");
+  }
+  for (size_t i = 0; i < basis.index.size(); ++i) {
+    require(args.basis.member[i] >= 0 && args.basis.member[i] < problem.tokens,
+            "the basis must connect to tokens, from 0 to " + std::to_string(problem.tokens - 1));
+  }
+  return args;
+}
+
+void run_sparsifiner(const Sparsifiner& args) {
+  if (empty(args.problem)) return;
+  nb::gil_scoped_release unlocked;
+  kernels().sparsifiner(args);
+}
+
+void sparsifiner_select(const Heads& coefficients, const Indices& basis_start, const Indices& basis_index,
+                        const Floats& basis_value, int budget, int prefix, float tau, int threads,
+                        const Chosen& indices, const Counts& counts) {
+  Problem problem{};
+  problem.batch = int(coefficients.shape(0));
+  problem.heads = int(coefficients.shape(1));
+  problem.tokens = int(coefficients.shape(2));
+  problem.threads = threads < 1 ? 1 : threads;
+  Sparsifiner args =
+      sparsifiner_of(problem, coefficients, {basis_start, basis_index, basis_value}, budget, prefix, tau);
+  require(int(indices.size()) == problem.batch * problem.heads * problem.tokens * budget &&
+              int(counts.size()) == problem.batch * problem.heads * problem.tokens,
+          "indices must be [batch, heads, tokens, budget], and counts [batch, heads, tokens]");
+  args.indices = indices.data();
+  args.counts = counts.data();
+  run_sparsifiner(args);
+}
+
+void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
+                 const Heads& coefficients, const Indices& basis_start, const Indices& basis_index,
+                 const Floats& basis_value, const std::optional<Heads>& tail_scores,
+                 const std::optional<Heads>& tail_values, const std::optional<Bias>& share, int budget, int prefix,
+                 float tau, float scale, int threads, const Heads& out, const Lse& lse) {
+  Problem problem = problem_of(q, k, bias, scale, threads);
+  add_result(problem, v, out, lse);
+  Sparsifiner args =
+      sparsifiner_of(problem, coefficients, {basis_start, basis_index, basis_value}, budget, prefix, tau);
+  require(tail_scores.has_value() == share.has_value() && tail_values.has_value() == share.has_value(),
+          "tail_scores, tail_values and share come together or not at all");
+  if (share) {
+    const int ranks = args.coefficients.width;
+    args.tail_scores = view(*tail_scores, "tail_scores", problem, ranks);
+    Problem pooled = problem;
+    pooled.tokens = ranks;
+    args.tail_values = view(*tail_values, "tail_values", pooled, problem.v.width);
+    require(int(share->shape(0)) == problem.tokens && int(share->shape(1)) == ranks, "share must be [tokens, ranks]");
+    args.share = share->data();
+  }
+  run_sparsifiner(args);
+}
+
 void power_of_two(const Floats& from, const Floats& to) {
   require(from.size() == to.size(), "both arrays must be equally long");
   kernels().exp2(from.data(), to.data(), int64_t(from.size()));
@@ -287,4 +366,9 @@ NB_MODULE(_native, m) {
   m.def("gather_backward", &gather_backward, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("indices"),
         MAYBE("counts"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"), ARRAY("q_grad"),
         ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"));
+  m.def("sparsifiner_select", &sparsifiner_select, ARRAY("coefficients"), ARRAY("basis_start"), ARRAY("basis_index"),
+        ARRAY("basis_value"), "budget"_a, "prefix"_a, "tau"_a, "threads"_a, ARRAY("indices"), ARRAY("counts"));
+  m.def("sparsifiner", &sparsifiner, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("coefficients"),
+        ARRAY("basis_start"), ARRAY("basis_index"), ARRAY("basis_value"), MAYBE("tail_scores"), MAYBE("tail_values"),
+        MAYBE("share"), "budget"_a, "prefix"_a, "tau"_a, "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"));
 }

@@ -8,14 +8,28 @@
 
 namespace attendless::ATTENDLESS_UNIT {
 
+// Where the set bits of each byte stand.
+struct Positions {
+  int32_t of[256][8];
+  constexpr Positions() : of() {
+    for (int byte = 0; byte < 256; ++byte) {
+      for (int bit = 0, n = 0; bit < 8; ++bit) {
+        if (byte >> bit & 1) of[byte][n++] = bit;
+      }
+    }
+  }
+};
+constexpr Positions kPositions;
+
 template <int W>
 struct Select {
   using S = Simd<W>;
   using F = typename S::F;
   using I = typename S::I;
+  using Eight = Simd<8>;
 
   // `score` has room for a multiple of 16 and is changed; a `bias` of -inf marks what must not be taken while anything
-  // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for `count` numbers and one.
+  // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for `budget` numbers and eight.
   static void largest(float* score, const float* bias, int count, const int32_t* own, int owned, int budget,
                       int32_t* index, int32_t* chosen) {
     const int length = (count + 15) / 16 * 16;
@@ -30,19 +44,59 @@ struct Select {
       S::store(score + i, x);
     }
     for (int i = 0; i < owned; ++i) score[own[i]] = kInfinity;
-    float threshold = kInfinity;
-    if (owned < budget) threshold = search(score, count, length, budget, -S::largest(-low), S::largest(high));
-    emit(score, count, length, threshold, budget, index);
+    const Threshold threshold = owned < budget
+                                    ? search(score, count, length, budget, -S::largest(-low), S::largest(high))
+                                    : Threshold{kInfinity, at_least(score, length, kInfinity)};
+    emit(score, length, threshold, budget, index, count_from);
     std::memcpy(chosen, index, sizeof(int32_t) * budget);
   }
 
+  // Scores above 0 and their numbers, as far as they were found.
+  struct Positive {
+    float* value;  // these have room for all scores and eight more
+    int32_t* number;
+    int count;
+
+    // Adds those of `length` scores, a multiple of 16, whose numbers start at `first`. NaN is not above 0.
+    INLINE void add(const float* score, int length, int first) {
+      count += append_all(length, [&](int i) { return S::bits(S::load(score + i) > 0.f); }, number + count,
+                          [&](int i) { return count_from(first + i); }, value + count,
+                          [&](int i) { return Eight::load(score + i); });
+    }
+  };
+
+  // The same of those found, of which there may be fewer than `budget`: how many were chosen. `chosen` has room for
+  // `budget` numbers and eight.
+  static int largest(const Positive& found, int budget, int32_t* chosen) {
+    if (found.count <= budget) {
+      std::memcpy(chosen, found.number, sizeof(int32_t) * found.count);
+      return found.count;
+    }
+    const int length = (found.count + 15) / 16 * 16;
+    for (int i = found.count; i < length; ++i) found.value[i] = 0.f;
+    F high{};
+    for (int i = 0; i < length; i += W) high = S::max(high, S::load(found.value + i));
+    const Threshold threshold = search(found.value, found.count, length, budget, 0.f, S::largest(high));
+    return emit(found.value, length, threshold, budget, chosen, [&](int i) { return Eight::load(found.number + i); });
+  }
+
  private:
+  // A score, and how many reach it.
+  struct Threshold {
+    float value;
+    int reached;
+  };
+
   // Padding is -inf, so it is counted only when everything is.
   static INLINE int at_least(const float* score, int length, float threshold) {
     const F bound = S::splat(threshold);
-    I found{};
-    for (int i = 0; i < length; i += W) found -= S::load(score + i) >= bound;
-    return S::sum(found);
+    I found[16 / W];
+    UNROLL for (int j = 0; j < 16 / W; ++j) found[j] = I{};
+    for (int i = 0; i < length; i += 16) {
+      UNROLL for (int j = 0; j < 16 / W; ++j) found[j] -= S::load(score + i + j * W) >= bound;
+    }
+    UNROLL for (int j = 1; j < 16 / W; ++j) found[0] += found[j];
+    return S::sum(found[0]);
   }
 
   // Floats as integers of the same order, to halve the interval between any two of them; its own inverse.
@@ -58,43 +112,76 @@ struct Select {
     return x;
   }
 
-  // The largest threshold that at least `budget` scores reach, or any that exactly `budget` do.
-  static INLINE float search(const float* score, int count, int length, int budget, float smallest, float greatest) {
+  // The largest threshold that at least `budget` scores reach, or any that exactly `budget` do. All `count` scores lie
+  // between `smallest` and `greatest`; `count` is more than `budget`.
+  static INLINE Threshold search(const float* score, int count, int length, int budget, float smallest,
+                                 float greatest) {
     int64_t low = order(smallest), high = order(greatest);
+    int below = count, above = 0;  // how many reach `low`; how many what is just above `high`
     for (int step = 0; low < high; ++step) {
       int64_t middle = (low + high + 1) >> 1;
-      if (step < 16) {  // scores lie more evenly than the integers their bits are
-        const int64_t half = order(0.5f * value(int32_t(low)) + 0.5f * value(int32_t(high)));
-        if (half > low && half <= high) middle = half;
+      if (step < 16) {  // scores lie more evenly than the integers their bits are, and thin out towards the largest
+        const float part = step % 4 < 3 ? (root(below) - root(budget)) / (root(below) - root(above)) : 0.5f;
+        const int64_t guess = order((1.f - part) * value(int32_t(low)) + part * value(int32_t(high)));
+        if (guess > low && guess <= high) middle = guess;
       }
       const int found = least(count, at_least(score, length, value(int32_t(middle))));
-      if (found == budget) return value(int32_t(middle));
+      if (found == budget) return {value(int32_t(middle)), found};
       if (found > budget) {
         low = middle;
+        below = found;
       } else {
         high = middle - 1;
+        above = found;
       }
     }
-    return value(int32_t(low));
+    return {value(int32_t(low)), below};
   }
 
-  // Indices above the threshold, and as many of the first that equal it as the budget has room for.
-  static INLINE void emit(const float* score, int count, int length, float threshold, int budget, int32_t* index) {
-    int n = 0;
-    if (at_least(score, length, threshold) == budget) {
-      for (int i = 0; i < count; ++i) {
-        index[n] = i;
-        n += score[i] >= threshold;
-      }
-      return;
+  static INLINE float root(int x) { return __builtin_sqrtf(float(x)); }
+
+  // The numbers of what reaches the threshold; of what equals it only as many of the first as the budget has room for.
+  // `numbers(i)` are those of the eight scores from i on.
+  template <class Numbers>
+  static INLINE int emit(const float* score, int length, const Threshold& threshold, int budget, int32_t* to,
+                         Numbers numbers) {
+    const F bound = S::splat(threshold.value);
+    if (threshold.reached <= budget) {
+      return append_all(length, [&](int i) { return S::bits(S::load(score + i) >= bound); }, to, numbers);
     }
     int room = budget;
-    for (int i = 0; i < count; ++i) room -= score[i] > threshold;
-    for (int i = 0; i < count; ++i) {
-      index[n] = i;
-      n += score[i] > threshold || (score[i] == threshold && room-- > 0);
-    }
+    for (int i = 0; i < length; i += W) room += S::sum(S::load(score + i) > bound);
+    const auto found = [&](int i) {
+      const F x = S::load(score + i);
+      uint32_t bits = S::bits(x > bound);
+      for (uint32_t equal = S::bits(x == bound); equal && room > 0; equal &= equal - 1, --room) bits |= equal & -equal;
+      return bits;
+    };
+    return append_all(length, found, to, numbers);
   }
+
+  // Appends `numbers(i)` to `to`, where a bit of `found(i)` is set, and so on for further pairs of an array and what it
+  // is filled from. Eight are written at a time; how many count is returned.
+  template <class Found, class... More>
+  static INLINE int append_all(int length, Found found, More... more) {
+    int n = 0;
+    for (int i = 0; i < length; i += 16) {
+      uint32_t bits = 0;
+      UNROLL for (int j = 0; j < 16; j += W) bits |= found(i + j) << j;
+      UNROLL for (int j = 0; j < 16; j += 8) {
+        const uint32_t eight = bits >> j & 255;
+        append(n, i + j, Eight::load(kPositions.of[eight]), more...);
+        n += __builtin_popcount(eight);
+      }
+    }
+    return n;
+  }
+  template <class T, class From, class... More>
+  static INLINE void append(int n, int i, Eight::I positions, T* to, From from, More... more) {
+    Eight::store(to + n, Eight::pick(from(i), positions));
+    if constexpr (sizeof...(more)) append(n, i, positions, more...);
+  }
+  static INLINE Eight::I count_from(int i) { return Eight::load(kPositions.of[255]) + i; }
 };
 
 }  // namespace attendless::ATTENDLESS_UNIT

@@ -37,6 +37,11 @@ INLINE void prefetch(const float* row, int width) {
   for (int c = 0; c < width; c += 16) __builtin_prefetch(row + c);
 }
 
+#if defined(__AVX2__)
+typedef float Floats8 __attribute__((vector_size(32)));
+typedef int32_t Ints8 __attribute__((vector_size(32)));
+#endif
+
 template <int W>
 struct Simd {
   static constexpr int kWidth = W;
@@ -70,6 +75,23 @@ struct Simd {
     std::memcpy(part, &mask, sizeof mask);
     UNROLL for (int i = 0; i < W / 2; ++i) all |= part[i];
     return all != 0;
+  }
+
+  // One bit for each lane of a mask, the first lane lowest.
+  static INLINE uint32_t bits(I mask) {
+    uint32_t all = 0;
+#if defined(__AVX2__)
+    if constexpr (W % 8 == 0) {
+      Floats8 part[W / 8];
+      std::memcpy(part, &mask, sizeof mask);
+      UNROLL for (int i = 0; i < W / 8; ++i) all |= uint32_t(__builtin_ia32_movmskps256(part[i])) << (8 * i);
+      return all;
+    }
+#endif
+    int32_t lane[W];
+    store(lane, mask);
+    UNROLL for (int i = 0; i < W; ++i) all |= uint32_t(lane[i] & 1) << i;
+    return all;
   }
 
   static INLINE float sum(F x) {
@@ -137,10 +159,47 @@ struct Simd {
     return load(lane + by);
   }
 
+  // Lane i of the result is lane positions[i].
+  static INLINE F pick(F x, I positions) {
+#if defined(__AVX2__)
+    if constexpr (W == 8) {
+      Floats8 from;
+      Ints8 at;
+      std::memcpy(&from, &x, sizeof x);
+      std::memcpy(&at, &positions, sizeof at);
+      from = __builtin_ia32_permvarsf256(from, at);
+      std::memcpy(&x, &from, sizeof x);
+      return x;
+    }
+#endif
+    float from[W], to[W];
+    int32_t at[W];
+    store(from, x);
+    store(at, positions);
+    UNROLL for (int i = 0; i < W; ++i) to[i] = from[at[i]];
+    return load(to);
+  }
+  static INLINE I pick(I x, I positions) { return (I)pick((F)x, positions); }
+
+  // The sum of x[i] in lane i: neighbours are added, then pairs, then fours, …
+  static INLINE F sums(F (&x)[W]) { return sums_from<1>(x); }
+
   // Rows become columns: blocks of 1, 2, 4, … trade places across the diagonal.
   static INLINE void transpose(F (&x)[W]) { transpose_from<1>(x); }
 
  private:
+  template <int S>
+  static INLINE F sums_from(F (&x)[W]) {
+    if constexpr (S < W) {
+      UNROLL for (int i = 0; i < W / (2 * S); ++i) {
+        const F a = x[2 * i], b = x[2 * i + 1];
+        x[i] = upper<S>(a, b, std::make_integer_sequence<int, W>()) +
+               lower<S>(a, b, std::make_integer_sequence<int, W>());
+      }
+      return sums_from<2 * S>(x);
+    }
+    return x[0];
+  }
   template <int S>
   static INLINE void transpose_from(F (&x)[W]) {
     if constexpr (S < W) {

@@ -7,6 +7,7 @@
 #include "foveal.hpp"
 #include "gather.hpp"
 #include "schedule.hpp"
+#include "sparsifiner.hpp"
 
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
@@ -22,6 +23,7 @@ void block(const Block& args) { Run<BlockHead<W>>(args, false); }
 void block_backward(const Block& args) { Run<BlockHead<W>>(args, true); }
 void gather(const Gather& args) { Run<GatherHead<W>>(args, false); }
 void gather_backward(const Gather& args) { Run<GatherHead<W>>(args, true); }
+void sparsifiner(const Sparsifiner& args) { Run<SparsifinerHead<W>>(args, false); }
 
 void exp2(const float* from, float* to, int64_t count) {
   for (int64_t i = 0; i < count; i += W) {
@@ -36,7 +38,7 @@ void exp2(const float* from, float* to, int64_t count) {
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {TEXT(ATTENDLESS_UNIT), foveal, foveal_backward, block, block_backward, gather, gather_backward,
-                         exp2};
+const Kernels kernels = {TEXT(ATTENDLESS_UNIT), foveal, foveal_backward, block, block_backward, gather,
+                         gather_backward, sparsifiner, exp2};
 
 }  // namespace attendless::ATTENDLESS_UNIT

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitized"
-CASES = ["test_native_foveal.py", "test_native_block.py", "test_native_gather.py"]
+CASES = ["test_native_foveal.py", "test_native_block.py", "test_native_gather.py", "test_native_sparsifiner.py"]
 
 
 def run(*command: str | Path, **environment: str) -> str:

@@ -269,3 +269,51 @@ def gather_backward(
     forward = [_rows(out), _whole(lse, torch.float32), _rows(out_grad)]
     _call(kernels().gather_backward, *inputs, *forward, *_arrays(gradients))
     return _finish(gradients, q, k, v, key_bias)
+
+
+def _basis(start: Tensor, index: Tensor, value: Tensor) -> list[Any]:
+    return [_whole(start, torch.int32), _whole(index, torch.int32), _whole(value, torch.float32)]
+
+
+def sparsifiner_select(
+    coefficients: Tensor,
+    basis_start: Tensor,
+    basis_index: Tensor,
+    basis_value: Tensor,
+    budget: int,
+    prefix: int,
+    tau: float,
+) -> tuple[Tensor, Tensor]:
+    """The keys of each query's largest connectivities: int32 [B, H, N, budget], ascending, and how many: [B, H, N]."""
+    indices = torch.empty(*coefficients.shape[:3], budget, dtype=torch.int32)
+    counts = torch.empty(coefficients.shape[:3], dtype=torch.int32)
+    inputs = [_rows(coefficients), *_basis(basis_start, basis_index, basis_value), budget, prefix, tau]
+    _call(kernels().sparsifiner_select, *inputs, torch.get_num_threads(), indices.numpy(), counts.numpy())
+    return indices, counts
+
+
+def sparsifiner(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    coefficients: Tensor,
+    basis_start: Tensor,
+    basis_index: Tensor,
+    basis_value: Tensor,
+    tail_scores: Tensor | None,
+    tail_values: Tensor | None,
+    share: Tensor | None,
+    budget: int,
+    prefix: int,
+    tau: float,
+    scale: float,
+) -> Tensor:
+    """Choose as `sparsifiner_select` does and attend at once: out [B, H, N, ·]. No list outlives its query."""
+    out, lse = _results(q, v)
+    heads = [*map(_rows, (q, k, v)), _whole(key_bias, torch.float32), _rows(coefficients)]
+    basis = _basis(basis_start, basis_index, basis_value)
+    tail = [*(None if x is None else _rows(x) for x in (tail_scores, tail_values)), _whole(share, torch.float32)]
+    sizes = [budget, prefix, tau, scale, torch.get_num_threads()]
+    _call(kernels().sparsifiner, *heads, *basis, *tail, *sizes, out.numpy(), lse.numpy())
+    return _typed(out, q)

@@ -9,10 +9,18 @@ not the kernels are there; without them, calling one says why.
     foveal(q, k, v, key_bias, places, layout, scale) -> (out, lse, chosen)             both at once
     block_attend(q, k, v, key_bias, lists, scale) -> (out, lse)                        fixed lists of keys
     gather_attend(q, k, v, key_bias, indices, counts, scale) -> (out, lse)             each query's own list
+    sparsifiner_select(coefficients, basis…, budget, prefix, tau) -> (indices, counts)
+    sparsifiner(q, k, v, key_bias, coefficients, basis…, tail…, budget, prefix, tau, scale) -> out     both; no gradient
 
 Shapes: q, k [B, H, N, D] · v [B, H, N, E] · key_bias [B, N] · places [B, n] · chosen [B, H, T, M] · lse [B, H, N].
 `layout` is a `foveal.Layout` as a list of its seven numbers; `block_lists` makes `lists`; `indices` [B, H, N, m] and
 `counts` [B, H, N] are as in `gather`.
+
+Sparsifiner's connectivity is `coefficients` [B, H, N, R] × a basis [R, N] in compressed rows (`basis_start` [R + 1],
+`basis_index`, `basis_value`); coefficients up to `tau` count as 0. A query keeps the `budget` keys of its largest that
+are above 0, of equal ones the lower index first; the first `prefix` queries see every key. With `tail_scores`
+[B, H, N, R], `tail_values` [B, H, R, E] and `share` [N, R] the keys not chosen still count as R more keys, with the log
+of what is left of each one's share added to its score.
 """
 
 from __future__ import annotations
@@ -26,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from ..errors import UserError
 from . import foveal, native
 from .patterns import Pattern
 
@@ -33,6 +42,7 @@ _library = torch.library.Library("attendless", "FRAGMENT")
 _FOVEAL = "Tensor? key_bias, Tensor? places, int[] layout, float scale"
 _BLOCK = "Tensor? key_bias, Tensor[] lists, float scale"
 _GATHER = "Tensor? key_bias, Tensor indices, Tensor? counts, float scale"
+_BASIS = "Tensor coefficients, Tensor basis_start, Tensor basis_index, Tensor basis_value"
 
 
 def _define(name: str, signature: str, run: Any, fake: Any) -> None:
@@ -236,6 +246,35 @@ torch.library.register_autograd(
 )
 
 
+# Lists each query finds by itself ------------------------------------------------------------------------------------
+
+
+def _no_gradient(ctx: Any, out_grad: Tensor) -> Any:
+    raise UserError(
+        "attendless::sparsifiner has no gradient: it is for inference. To train, choose keys with "
+        "sparsifiner_select and attend with gather_attend, or use the definition in PyTorch"
+    )
+
+
+_define(
+    "sparsifiner_select",
+    f"({_BASIS}, int budget, int prefix, float tau) -> (Tensor, Tensor)",
+    native.sparsifiner_select,
+    lambda coefficients, start, index, value, budget, prefix, tau: (
+        coefficients.new_empty(*coefficients.shape[:3], budget, dtype=torch.int32),
+        coefficients.new_empty(coefficients.shape[:3], dtype=torch.int32),
+    ),
+)
+_define(
+    "sparsifiner",
+    f"(Tensor q, Tensor k, Tensor v, Tensor? key_bias, {_BASIS}, Tensor? tail_scores, Tensor? tail_values, "
+    "Tensor? share, int budget, int prefix, float tau, float scale) -> Tensor",
+    native.sparsifiner,
+    lambda q, k, v, *_: _heads(q, v.shape[-1]),
+)
+torch.library.register_autograd("attendless::sparsifiner", _no_gradient, lib=_library)
+
+
 # Operations, counted as PyTorch counts them: two for a multiply-add --------------------------------------------------
 
 
@@ -300,3 +339,25 @@ def _(q, k, v, key_bias, indices, counts, scale, *args, **kwargs) -> int:
 @register_flop_formula(torch.ops.attendless.gather_backward, get_raw=True)
 def _(out_grad, q, k, v, out, lse, key_bias, indices, counts, scale, bias_grad, *args, **kwargs) -> int:
     return 2 * _gather_pairs(indices, counts) * (3 * q.shape[3] + 2 * v.shape[3])
+
+
+# Every coefficient counts, though those that are 0 are skipped, and every list is full: how many are is in the numbers.
+
+
+@register_flop_formula(torch.ops.attendless.sparsifiner_select)
+def _choose_flops(coefficients, start, index, value, budget, prefix, tau, *args, **kwargs) -> int:
+    B, H, N, _ = coefficients
+    return 2 * B * H * max(0, N - prefix) * index[0]
+
+
+@register_flop_formula(torch.ops.attendless.sparsifiner)
+def _(
+    q, k, v, key_bias, coefficients, start, index, value, tail_scores, tail_values, share, budget, prefix, tau, *args,
+    **kwargs,
+) -> int:  # fmt: skip
+    B, H, N, R = coefficients
+    choosing = _choose_flops(coefficients, start, index, value, budget, prefix, tau)
+    patches = max(0, N - prefix)
+    chosen = (patches * budget + (N - patches) * N) * (q[3] + v[3])
+    tail = patches * R * v[3] if share else 0
+    return choosing + 2 * B * H * (chosen + tail)
