@@ -269,9 +269,9 @@ Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, co
   require(budget >= 1 && budget <= problem.tokens && prefix >= 0,
           "budget must be from 1 to the number of tokens, and prefix not below 0");
   require(args.basis.count == args.coefficients.width, "the basis must have a row for each coefficient");
-  require(args.basis.start[0] == 0 && size_t(args.basis.start[args.basis.count]) == basis.index.size() &&
+  require(args.basis.start[0] == 0 && size_t(args.basis.start[args.basis.count]) <= basis.index.size() &&
               basis.value.size() == basis.index.size(),
-          "the basis must start at 0 and end at the number of its entries");
+          "the basis must start at 0 and end within its entries");
   for (int r = 0; r < args.basis.count; ++r) {
     require(args.basis.start[r] <= args.basis.start[r + 1], "a row of the basis cannot end before it starts");
   }
