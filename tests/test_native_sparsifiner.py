@@ -246,7 +246,7 @@ def test_says_what_is_wrong() -> None:
         attempt(start, index + 50, value)
     with pytest.raises(UserError, match="a row for each coefficient"):
         attempt(start[:-1], index, value)
-    with pytest.raises(UserError, match="end at the number of its entries"):
+    with pytest.raises(UserError, match="end within its entries"):
         attempt(start, index[:-1], value)
     with pytest.raises(UserError, match="cannot end before it starts"):
         attempt(torch.cat([start[:1], start[-1:], start[2:]]), index, value)

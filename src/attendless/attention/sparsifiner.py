@@ -10,7 +10,7 @@ over all keys and then drops those not chosen, as the paper's fourth equation re
 With `rest=pooled` the keys not chosen are not dropped but stand behind R averages of keys and values, by W_down.
 
 The predictor starts from pooled cells and smooth bumps (`sparse.basis`), so it chooses sensibly before any training;
-it learns by `prediction_loss`: the squared distance of A W_up from the full attention map. `variant=released` is the
+it learns by `prediction_loss`: how far A W_up is from the full attention map. `variant=released` is the
 predictor of the code its authors published: q and k reduced to half their channels, scores over √heads, |W_up|, the 8
 largest coefficients, and always as many keys as the budget says.
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal
 
 import torch
@@ -31,8 +32,11 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..sparse import basis, chosen
+from ..sparse.choose import Ways, against_full, choose, native_refuses
+from ..sparse.gather import gather_attend
 from . import spec
-from .contract import Attention, Context, Grid
+from .contract import Attention, Choice, Context, Grid
+from .full import full
 from .registry import register
 
 _PREDICTOR = ("down", "up", "q_reduce", "k_reduce")
@@ -43,11 +47,12 @@ class Options(spec.Options):
     keep: float = spec.option(0.25, "share of the tokens each query looks at", low=0, high=1)
     rank: int = spec.option(32, "how many averages of the keys the predictor looks at", low=1)
     rest: Literal["dropped", "pooled"] = spec.option("dropped", "what becomes of the keys not chosen")
-    tau: float = spec.option(0.05, "coefficients up to this count as zero", low=0, high=1)
+    tau: float = spec.option(0.005, "coefficients up to this count as zero; 0.05 in the paper", low=0, high=1)
     basis: float | Literal["auto"] = spec.option("auto", "entries of W_up up to this count as zero (0.01)", low=0)
     top: int = spec.option(0, "keep this many of the largest coefficients instead of those above tau", low=0)
     softmax: Literal["masked", "full"] = spec.option("masked", "over the chosen keys, or over all of them")
     variant: Literal["paper", "released"] = spec.option("paper", "the predictor of the paper or of its code")
+    loss: Literal["divergence", "mse"] = spec.option("divergence", "how far a guessed map is from a true one")
     l1: float = spec.option(0.0, "weight of Σ|W_up| in training; weight decay makes it sparse without", low=0)
 
 
@@ -119,12 +124,21 @@ class Sparsifiner(Attention):
         return chosen.largest(connectivity, self.budget(grid), prefix=grid.prefix, above=above)
 
     def prediction_loss(self, x: Tensor, target: Tensor, context: Context) -> Tensor:
-        """How far the predicted map is from `target` [B, H, N, N] for the same tokens x [B, N, C]: Σ over keys of the
-        squared difference, averaged over the rest. Only the predictor learns from it."""
+        """How far the predicted map is from `target` [B, H, N, N] for the same tokens x [B, N, C], averaged over
+        images, heads and the queries that predict. Only the predictor learns from it.
+
+        `divergence` is Σ_j s_j − t_j log s_j, least where s = t: a key that is overlooked costs more than one that is
+        taken in vain. `mse` is the paper's, Σ_j (s_j − t_j)².
+        """
         with torch.no_grad():
             q, k, _ = self.project(x)
         prefix = context.grid.prefix
-        loss = (self.predict(q, k, context.grid) - target)[:, :, prefix:].square().sum(-1).mean()
+        target = target[:, :, prefix:]
+        if self.options.loss == "mse":
+            loss = (self.predict(q, k, context.grid)[:, :, prefix:] - target).square().sum(-1).mean()
+        else:
+            found = self.coefficients(q, k, context.grid)[:, :, prefix:] @ self._up(context.grid).clamp(min=0)
+            loss = (found - target * (found + 1e-6).log()).sum(-1).mean()
         return loss + self.options.l1 * self.up.abs().sum() if self.options.l1 else loss
 
     # Attending -------------------------------------------------------------------------------------------------------
@@ -135,13 +149,39 @@ class Sparsifiner(Attention):
             row = torch.softmax(self.scale * q[:, :, :1] @ k.transpose(-2, -1), dim=-1)
             context = context.replace(class_attention=row[:, :, 0])
         dropout = self.attn_drop.p if self.training else 0.0
+        rest = basis.rest(self._down(grid)) if self.options.rest == "pooled" else None
+        native = self._path(q, grid) == "native"
+        learned = (self.down,) if rest is not None else ()
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *learned))
+        if native and not learns:
+            return self._attend_natively(q, k, v, grid, rest), context
         with torch.no_grad():  # a choice has no gradient
-            seen = self.select(q, k, grid)
+            listed = self._list_natively(q, k, grid) if native else None
+            seen = self.select(q, k, grid) if listed is None else chosen.unlisted(*listed, grid.tokens, grid.prefix)
+        if listed is not None and rest is None:
+            first = full(q[:, :, : grid.prefix], k, v, scale=self.scale)
+            others = gather_attend(q, k, v, *listed, scale=self.scale)[:, :, grid.prefix :]
+            return torch.cat([first, others], dim=2), context
         if self.options.softmax == "full":
             weight = torch.softmax(self.scale * q @ k.transpose(-2, -1), dim=-1) * seen
             return torch.dropout(weight, dropout, dropout > 0) @ v, context
-        rest = basis.rest(self._down(grid)) if self.options.rest == "pooled" else None
         return chosen.attend(q, k, v, seen, scale=self.scale, rest=rest, prefix=grid.prefix, dropout=dropout), context
+
+    def _attend_natively(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, rest: basis.Rest | None) -> Tensor:
+        """Choose and attend in one kernel: no list of keys, let alone a map, is ever in memory as a whole."""
+        tail: tuple[Tensor | None, ...] = (None, None, None)
+        if rest is not None:
+            tail = (self.scale * q @ (rest.average @ k).transpose(-2, -1), rest.average @ v, rest.share.contiguous())
+        guess, sizes = self._guess(q, k, grid), (self.budget(grid), grid.prefix, 0.0, self.scale)
+        return torch.ops.attendless.sparsifiner(q, k, v, None, *guess, *tail, *sizes)
+
+    def _list_natively(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """The chosen keys as lists, which a backward pass needs: none for prefix queries, which see everything."""
+        return torch.ops.attendless.sparsifiner_select(*self._guess(q, k, grid), self.budget(grid), grid.prefix, 0.0)
+
+    def _guess(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, ...]:
+        """Sparse coefficients and the sparse basis, as the kernels take them."""
+        return self.sparse_coefficients(q, k, grid), *basis.sparse_rows(self.sparse_basis(grid))
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """As every attention's. With `softmax=full` a row is not a distribution: what was not chosen is missing."""
@@ -199,6 +239,24 @@ class Sparsifiner(Attention):
             return f"rank={self.options.rank} must be above {grid.prefix}, the prefix tokens, and at most {grid.tokens}"
         return None
 
+    # How it is computed ----------------------------------------------------------------------------------------------
+
+    def choice(self, grid: Grid, batch: int = 1) -> Choice:
+        return choose(ways(*self._sizes(grid, batch)))
+
+    def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
+        return against_full(ways(*self._sizes(grid, batch)), 2 * batch * grid.tokens**2 * self.attn_dim)
+
+    def _path(self, q: Tensor, grid: Grid) -> str:
+        return executor(*self._sizes(grid, 1 if torch.compiler.is_compiling() else len(q)))
+
+    def _sizes(self, grid: Grid, batch: int) -> tuple[int, int, int, int, int, bool, torch.dtype, str, float]:
+        """What decides how it is computed, in plain numbers."""
+        weight, dropout = self.qkv.weight, self.attn_drop.p if self.training else 0.0
+        common = not self.released and self.options.softmax == "masked"
+        sizes = (batch, grid.tokens, self.attn_dim, self.options.rank, self.budget(grid))
+        return (*sizes, common, weight.dtype, weight.device.type, dropout)
+
     # Its cost --------------------------------------------------------------------------------------------------------
 
     def core_macs(self, grid: Grid) -> int:
@@ -232,3 +290,32 @@ class Sparsifiner(Attention):
 
 def _shape(grid: Grid) -> tuple[int, int]:
     return grid.height, grid.width
+
+
+@lru_cache(maxsize=1024)
+def ways(
+    batch: int,
+    tokens: int,
+    dim: int,
+    rank: int,
+    kept: int,
+    common: bool,
+    dtype: torch.dtype,
+    device: str,
+    dropout: float,
+) -> Ways:
+    """What can compute it; `common` is the paper's predictor with softmax over the chosen keys."""
+    why = native_refuses(dtype, device, dropout)
+    if not common:
+        why = why or "the kernel computes the paper's predictor, and softmax over the chosen keys"
+    dense = ("torch", 2 * batch * tokens * (tokens + rank) * dim)
+    if why:
+        return Ways("sparsifiner", (dense,), 1, device, f"dense products with a mask: {why}")
+    return Ways("sparsifiner", (("native", 2 * batch * tokens * (kept + rank) * dim), dense), 1, device)
+
+
+# A compiler takes the answer for a constant of the graph, so the arguments are plain numbers and names.
+@torch.compiler.assume_constant_result
+def executor(*sizes: Any) -> str:
+    """The path that computes it."""
+    return choose(ways(*sizes)).path

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ _KEY = "attendless-predictor"
 
 def shipped() -> dict[str, Path]:
     """The predictors that come with attendless, by the name of the model each was learned for."""
-    folder = Path(str(resources.files("attendless"))) / "predictors"
+    folder = Path(__file__).parents[1] / "predictors"
     return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
 
 

@@ -64,7 +64,11 @@ def attend(
     return torch.dropout(weight, dropout, dropout > 0) @ v
 
 
-def lists(chosen: Tensor, longest: int) -> tuple[Tensor, Tensor]:
-    """A choice as `gather_attend` takes it: ascending indices int32 [B, H, N, longest], and how many of them count."""
-    order = torch.sort(chosen.to(torch.uint8), dim=-1, descending=True, stable=True).indices
-    return order[..., :longest].int(), chosen.sum(-1, dtype=torch.int32).clamp(max=longest)
+def unlisted(indices: Tensor, counts: Tensor, keys: int, prefix: int = 0) -> Tensor:
+    """Lists of keys, as `gather_attend` takes them, as a choice: bool [B, H, N, keys]; prefix queries take all."""
+    real = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
+    chosen = torch.zeros(*counts.shape, keys + 1, dtype=torch.bool, device=indices.device)
+    chosen.scatter_(-1, indices.long().where(real, keys), True)  # what does not count goes where nobody looks
+    if prefix:
+        chosen[:, :, :prefix] = True
+    return chosen[..., :keys]

@@ -27,9 +27,9 @@ import torch
 from torch.nn import functional as F
 
 from ..storage import atomic
-from . import foveal, gather, native, ops, patterns
+from . import basis, chosen, foveal, gather, native, ops, patterns
 
-_VERSION = 2
+_VERSION = 3
 #: Sides of the square grids measured; heads and head width of a small ViT.
 _SIDES, _HEADS, _WIDTH = (14, 24, 32), 3, 64
 #: Every size has at least this many turns, and more until the seconds are over.
@@ -52,7 +52,7 @@ _known: dict[str, Costs] = {}
 
 def kernel(op: str, path: str, queries: float = 16) -> str:
     """The name of a line. Native kernels have several: the fewer queries share their keys, the more each must load."""
-    if path != "native" or op == "gather" or queries > 4:
+    if path != "native" or op in ("gather", "sparsifiner") or queries > 4:
         return f"{op} {path}"
     return f"{op} {path} {'alone' if queries == 1 and op == 'foveal' else 'few'}"
 
@@ -121,16 +121,29 @@ def _runs(side: int) -> Iterator[tuple[str, float, Callable[[], object]]]:
     yield kernel("full", "sdpa"), 2 * N * N * dim, partial(F.scaled_dot_product_attention, q, k, v)
 
     layout = foveal.layout(side, side, keep=0.1, cell=2, tile=4, coarse=0)
-    chosen = foveal.select(q, k, layout, scale=scale)
-    masked = partial(foveal.attend, q, k, v, chosen, layout, scale=scale)
+    cells = foveal.select(q, k, layout, scale=scale)
+    masked = partial(foveal.attend, q, k, v, cells, layout, scale=scale)
     yield kernel("foveal", "torch"), foveal_executed(layout, dim), masked
 
     pattern = patterns.window_pattern(patterns.grid_blocks(side, side, 0, 4), 1)
     batched = partial(attend_in_torch, q, k, v, plan(pattern, _HEADS), scale=scale)
     yield kernel("block", "torch"), 2 * pattern.edges(_HEADS) * _WIDTH, batched
 
+    rank = min(32, N // 4)
+    down, up = basis.pooling(side, side, 0, rank)
+    guess = torch.softmax(scale * q @ (down @ k).transpose(-2, -1), dim=-1)
+    some = chosen.largest(guess @ up, N // 10)
+    masked = partial(chosen.attend, q, k, v, some, scale=scale)
+    yield kernel("sparsifiner", "torch"), 2 * N * (N + rank) * dim, masked
+
     if not native.available:
         return
+    rows = basis.sparse_rows(up.where(up > 0.01, 0))
+    found = partial(
+        torch.ops.attendless.sparsifiner, q, k, v, None, guess, *rows, None, None, None, N // 10, 0, 0.005, scale
+    )
+    yield kernel("sparsifiner", "native"), 2 * N * (N // 10 + rank) * dim, found
+
     for shared in (1, 2, 4):  # the side of a tile
         layout = dataclasses.replace(layout, tile=shared)
         fused = partial(torch.ops.attendless.foveal, q, k, v, None, None, list(dataclasses.astuple(layout)), scale)
@@ -141,9 +154,9 @@ def _runs(side: int) -> Iterator[tuple[str, float, Callable[[], object]]]:
         listed = partial(torch.ops.attendless.block_attend, q, k, v, None, ops.block_lists(pattern), scale)
         yield kernel("block", "native", shared**2), 2 * pattern.edges(_HEADS) * _WIDTH, listed
 
-    some = torch.rand(1, _HEADS, N, N, generator=random).argsort(-1)[..., : N // 10].int()
-    gathered = partial(gather.gather_attend, q, k, v, some, scale=scale)
-    yield kernel("gather", "native"), 2 * some.numel() * _WIDTH, gathered
+    lists = torch.rand(1, _HEADS, N, N, generator=random).argsort(-1)[..., : N // 10].int()
+    gathered = partial(gather.gather_attend, q, k, v, lists, scale=scale)
+    yield kernel("gather", "native"), 2 * lists.numel() * _WIDTH, gathered
 
 
 def foveal_executed(layout: foveal.Layout, dim: int) -> int:

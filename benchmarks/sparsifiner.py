@@ -1,0 +1,280 @@
+"""Sparsifiner on real weights and real images: untrained, with its predictor learned, and with everything fine-tuned.
+
+    python benchmarks/sparsifiner.py WEIGHTS DISTIL EVAL --out DIR [--stage S …] [--threads T]
+
+WEIGHTS are DeiT-Tiny's; DISTIL is a folder of images to learn from, whose labels are not used; EVAL one of labelled
+images to be judged on. Stages:
+
+    learn      the predictor alone, against the teacher's attention maps                DIR/learn/predictor.safetensors
+    tune       then everything, against the teacher's answers and tokens, at some keep rates       DIR/tune/<spec>/
+    evaluate   every row of the tables, several at a time                                          DIR/rows.json
+    time       each attention against the dense model, by turns                                    DIR/times.json
+    report     the tables in Markdown and the figure, from what there is so far        DIR/tables.md, DIR/pareto.png
+
+Killed and started again, every stage goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attendless
+from attendless.convert import convert, load, open_model
+from attendless.measure.accuracy import evaluate, preprocessing
+from attendless.measure.macs import count
+from attendless.measure.stamp import stamp, stamp_line
+from attendless.storage import atomic
+from attendless.train import Run, distill
+from attendless.train.data import open_data
+
+MODEL = "deit_tiny_patch16_224"
+#: The keep rates of the paper's second table, and 0.25, at which its others are.
+KEEPS = ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.25", "0.2", "0.1", "0.05", "0.01")
+RESTS = ("dropped", "pooled")
+TUNED = tuple((keep, rest) for keep in ("0.25", "0.1") for rest in RESTS)
+LEARN = "epochs=4,lr=3e-3,batch=16"
+TUNE = "epochs=3,lr=1e-4,batch=32,maps=1"
+
+
+def spec(keep: str, rest: str, name: str = "sparsifiner") -> str:
+    return f"{name}:keep={keep}" + (f",rest={rest}" if rest != "dropped" else "")
+
+
+def wanted() -> Iterator[tuple[str, str, int]]:
+    """Every row of the tables: how it came about, its attention, the size of the images."""
+    for rest in RESTS:
+        for keep in KEEPS:
+            for name, how in (("topk", "oracle"), ("sparsifiner", "untrained"), ("sparsifiner", "predictor")):
+                yield how, spec(keep, rest, name), 224
+    for keep, rest in TUNED:
+        yield "tuned", spec(keep, rest), 224
+    for keep in ("0.5", "0.25", "0.1"):
+        for rest in RESTS:
+            yield "predictor", spec(keep, rest), 384
+    yield "tuned", "linformer:keys=68", 224
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("weights")
+    parser.add_argument("distil")
+    parser.add_argument("eval")
+    parser.add_argument("--out", type=Path, required=True)
+    stages = ("learn", "tune", "evaluate", "time", "report")
+    parser.add_argument("--stage", nargs="+", choices=stages, default=stages)
+    parser.add_argument("--only", default="", help="of tune and evaluate: only what contains this text")
+    parser.add_argument("--at-once", type=int, default=6, help="models that share a pass over the images")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for stage in args.stage:
+        {"learn": learn, "tune": tune, "evaluate": measure, "time": race, "report": report}[stage](args)
+
+
+def learn(args: argparse.Namespace) -> None:
+    distill(
+        MODEL, args.distil, attention="sparsifiner", weights=args.weights, out=args.out / "learn",
+        change={"new": LEARN, "all": "epochs=0"}, eval_every=100, run=Run(workers=0),
+    )  # fmt: skip
+
+
+def tune(args: argparse.Namespace) -> None:
+    for text in [spec(*one) for one in TUNED] + ["linformer:keys=68"]:
+        if args.only in text:
+            learned = args.out / "learn" / "predictor.safetensors" if "sparsifiner" in text else None
+            new = "epochs=0" if learned else "epochs=2,lr=1e-3,batch=32"
+            distill(
+                MODEL, args.distil, attention=text, weights=args.weights, predictor=learned, eval_every=100,
+                out=args.out / "tune" / folder(text), change={"new": new, "all": TUNE}, run=Run(workers=0),
+            )  # fmt: skip
+
+
+def folder(text: str) -> str:
+    return text.replace(":", "-").replace(",", "-").replace("=", "")
+
+
+def measure(args: argparse.Namespace) -> None:
+    found, source = read(args.out / "rows.json"), open_data(args.eval, "val")
+    todo = [row for row in wanted() if key(*row) not in found and args.only in key(*row)]
+    for size in sorted({size for _, _, size in todo}):
+        dense = open_model(MODEL, weights=args.weights, attention="full", size=size)
+        rows = [row for row in todo if row[2] == size and (row[0] != "tuned" or tuned(args, row[1]).is_file())]
+        transform = preprocessing(dense, (size, size), None if size == 224 else 1.0)
+        for some in (rows[i : i + args.at_once] for i in range(0, len(rows), args.at_once)):
+            models = {key(*row): build(args, dense, *row) for row in some} | {key("dense", "full", size): dense}
+            for name, accuracy in evaluate(dense, models, source, transform, workers=0).items():
+                macs = count(models[name], size)
+                found[name] = vars(accuracy) | {"core": macs.core, "total": macs.total, **sparsity(models[name])}
+            found["stamp"] = stamp()
+            write(args.out / "rows.json", found)
+            print(", ".join(f"{name} {found[name]['top1']:.1f}" for name in models), flush=True)
+
+
+def key(how: str, attention: str, size: int) -> str:
+    return f"{how} {attention} {size}"
+
+
+def tuned(args: argparse.Namespace, text: str) -> Path:
+    return args.out / "tune" / folder(text) / "last.safetensors"
+
+
+def build(args: argparse.Namespace, dense: Any, how: str, attention: str, size: int) -> Any:
+    if how == "tuned":
+        return load(tuned(args, attention))
+    predictor = args.out / "learn" / "predictor.safetensors" if how == "predictor" else None
+    return convert(dense, attention, below_breakeven="keep", predictor=predictor).eval()
+
+
+def sparsity(model: Any) -> dict[str, float]:
+    """The share of the bases that is not zero."""
+    attentions = [block.attn for block in model.blocks if hasattr(block.attn, "sparse_basis")]
+    if not attentions:
+        return {}
+    with torch.no_grad():
+        filled = [(attn.sparse_basis(attn.grid) > 0).float().mean().item() for attn in attentions]
+    return {"basis": sum(filled) / len(filled)}
+
+
+def race(args: argparse.Namespace) -> None:
+    found = read(args.out / "times.json")
+    for how, attention, size in wanted():
+        name = key(how, attention, size)
+        if how != "predictor" or name in found or args.only not in name:
+            continue
+        dense = open_model(MODEL, weights=args.weights, size=size)
+        row = attendless.bench(
+            build(args, dense, how, attention, size), like=dense, threads=args.threads, budget=6.0,
+            memory=False, throughput=False, parts=False,
+        )  # fmt: skip
+        found[name] = {"speedup": row.speedup, "quartiles": list(row.quartiles), "ms": row.latency_ms}
+        found["stamp"] = stamp()
+        write(args.out / "times.json", found)
+        print(name, row.verdict, flush=True)
+
+
+def report(args: argparse.Namespace) -> None:
+    rows, times = read(args.out / "rows.json"), read(args.out / "times.json")
+    text = "\n\n".join([*(table_2(rows, times, rest) for rest in RESTS), table_tuned(rows), table_3(rows, times)])
+    text += f"\n\n{stamp_line(rows['stamp'])}\n"
+    with atomic(args.out / "tables.md") as temporary:
+        temporary.write_text(text)
+    print(text)
+    draw(rows, args.out / "pareto.png")
+
+
+def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
+    columns = (
+        "keep",
+        "keys",
+        "core MACs",
+        "exact top-k",
+        "untrained",
+        "predictor learned",
+        "same answer",
+        "whole model",
+    )
+    lines = [f"### Keys not chosen are {rest}", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for keep in KEEPS:
+        names = [
+            key("oracle", spec(keep, rest, "topk"), 224),
+            *(key(h, spec(keep, rest), 224) for h in ("untrained", "predictor")),
+        ]
+        if not all(name in rows for name in names):
+            continue
+        exact, before, after = (rows[name] for name in names)
+        keys = attendless.attention.sparsifiner.budget(float(keep), 197)
+        time = times.get(names[2])
+        speed = "–" if time is None else f"{time['speedup']:.2f}×"
+        lines.append(
+            f"| {keep} | {keys} | {after['core'] / 1e6:.0f} M | {exact['top1']:.1f} | {before['top1']:.1f} | "
+            f"{after['top1']:.1f} ({signed(after['difference'])}) | {after['agreement']:.3f} | {speed} |"
+        )
+    return "\n".join(lines)
+
+
+def table_tuned(rows: dict[str, Any]) -> str:
+    lines = [
+        "### Everything fine-tuned",
+        "| attention | core MACs | top-1 | difference (95 %) | same answer |",
+        "|---|---|---|---|---|",
+    ]
+    for how, attention, size in wanted():
+        row = rows.get(key(how, attention, size))
+        if how == "tuned" and row is not None:
+            low, high = row["difference_ci"]
+            lines.append(
+                f"| `{attention}` | {row['core'] / 1e6:.0f} M | {row['top1']:.1f} | {signed(row['difference'])} "
+                f"({signed(low)} to {signed(high)}) | {row['agreement']:.3f} |"
+            )
+    return "\n".join(lines)
+
+
+def table_3(rows: dict[str, Any], times: dict[str, Any]) -> str:
+    lines = [
+        "### 384 px",
+        "| attention | core MACs | top-1 | difference | same answer | whole model |",
+        "|---|---|---|---|---|---|",
+    ]
+    for how, attention, size in [("dense", "full", 384), *wanted()]:
+        row, time = rows.get(key(how, attention, size)), times.get(key(how, attention, size))
+        if size == 384 and row is not None:
+            speed = "–" if time is None else f"{time['speedup']:.2f}×"
+            lines.append(
+                f"| `{attention}` | {row['core'] / 1e6:.0f} M | {row['top1']:.1f} | {signed(row['difference'])} | "
+                f"{row['agreement']:.3f} | {speed} |"
+            )
+    return "\n".join(lines)
+
+
+def signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
+
+
+def draw(rows: dict[str, Any], path: Path) -> None:
+    """Accuracy against the attention core's multiply-accumulates."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    styles = {"oracle": ":", "untrained": "--", "predictor": "-", "tuned": ""}
+    colours = {"dropped": "#0072b2", "pooled": "#d55e00"}
+    for how, style in styles.items():
+        for rest, colour in colours.items():
+            names = [
+                key(h, a, s) for h, a, s in wanted() if h == how and s == 224 and ("pooled" in a) == (rest == "pooled")
+            ]
+            points = sorted(
+                (rows[n]["core"] / 1e6, rows[n]["top1"]) for n in names if n in rows and "linformer" not in n
+            )
+            if points:
+                marker = "*" if how == "tuned" else "o"
+                axes.plot(*zip(*points, strict=True), style, marker=marker, markersize=9 if how == "tuned" else 3,
+                          linestyle=style or "none", color=colour, label=f"{how}, rest {rest}")  # fmt: skip
+    full = rows[key("dense", "full", 224)]
+    axes.plot(full["core"] / 1e6, full["top1"], "ks", label="dense")
+    axes.set(xlabel="multiply-accumulates of the attention core (M)", ylabel="top-1 (%)", ylim=(40, None))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.suptitle(f"DeiT-Tiny at 224 px, {full['images']} images", fontsize=11)
+    with atomic(path) as temporary:
+        figure.savefig(temporary, dpi=130, format="png")
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    main()
