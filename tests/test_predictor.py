@@ -9,7 +9,7 @@ import torch
 
 from attendless import UserError
 from attendless.convert import convert
-from attendless.convert.predictor import put_predictor, read_predictor, save_predictor, shipped
+from attendless.convert.predictor import predicts, put_predictor, read_predictor, save_predictor, shipped
 from attendless.convert.rebuild import find_sites
 from attendless.train import Run, distill
 from train_toys import toy_folder, toy_vit
@@ -22,7 +22,7 @@ def learned(attention: str = SPEC):
     model = convert(toy_vit(), attention, below_breakeven="keep")
     torch.manual_seed(3)
     for site in find_sites(model):
-        for value in site.attn.predictor().values():
+        for value in site.attn.predictor().values() if predicts(site.attn) else ():
             value.data += 0.1 * torch.rand_like(value)
     return model
 
