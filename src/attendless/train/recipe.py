@@ -161,7 +161,7 @@ def scenes() -> Recipe:
     """For the embedded data set, on a CPU, in about a minute: pictures as they are, since colour and place count.
 
     attendless train columnar_micro_patch4_32 --data scenes --recipe scenes --out runs/scenes
-    Expected, and time: see docs/training.md.
+    Expected: 100 % on three seeds, in about 100 seconds on one core (docs/training.md).
     """
     return Recipe(epochs=3, batch=64, lr=2e-3, warmup=0.3, min_lr=1e-5, clip=1.0, crop="none", flip=0.0)
 
