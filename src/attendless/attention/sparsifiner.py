@@ -7,7 +7,8 @@
 
 Class and register queries see every token, as the class token's does in the paper. `softmax=full` takes the softmax
 over all keys and then drops those not chosen, as the paper's fourth equation reads; its code does what stands above.
-With `rest=pooled` the keys not chosen are not dropped but stand behind R averages of keys and values, by W_down.
+With `rest=pooled` the keys not chosen are not dropped but stand behind R averages of keys and values, over cells of the
+grid: those W_down starts from.
 
 The predictor starts from pooled cells and smooth bumps (`sparse.basis`), so it chooses sensibly before any training;
 it learns by `prediction_loss`: how far A W_up is from the full attention map. `variant=released` is the
@@ -149,10 +150,11 @@ class Sparsifiner(Attention):
             row = torch.softmax(self.scale * q[:, :, :1] @ k.transpose(-2, -1), dim=-1)
             context = context.replace(class_attention=row[:, :, 0])
         dropout = self.attn_drop.p if self.training else 0.0
-        rest = basis.rest(self._down(grid)) if self.options.rest == "pooled" else None
+        rest = None
+        if self.options.rest == "pooled":
+            rest = basis.rest(grid.height, grid.width, grid.prefix, self.options.rank, k)
         native = self._path(q, grid) == "native"
-        learned = (self.down,) if rest is not None else ()
-        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *learned))
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         if native and not learns:
             return self._attend_natively(q, k, v, grid, rest), context
         with torch.no_grad():  # a choice has no gradient
@@ -171,7 +173,7 @@ class Sparsifiner(Attention):
         """Choose and attend in one kernel: no list of keys, let alone a map, is ever in memory as a whole."""
         tail: tuple[Tensor | None, ...] = (None, None, None)
         if rest is not None:
-            tail = (self.scale * q @ (rest.average @ k).transpose(-2, -1), rest.average @ v, rest.share.contiguous())
+            tail = (self.scale * q @ (rest.average @ k).transpose(-2, -1), rest.average @ v, rest.share)
         guess, sizes = self._guess(q, k, grid), (self.budget(grid), grid.prefix, 0.0, self.scale)
         return torch.ops.attendless.sparsifiner(q, k, v, None, *guess, *tail, *sizes)
 

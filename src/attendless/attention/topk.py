@@ -50,8 +50,7 @@ class TopK(Attention):
     def _rest(self, grid: Grid, like: Tensor) -> basis.Rest | None:
         if self.options.rest == "dropped":
             return None
-        down, _ = basis.pooling(grid.height, grid.width, grid.prefix, self.options.rank)
-        return basis.rest(down.to(like))
+        return basis.rest(grid.height, grid.width, grid.prefix, self.options.rank, like)
 
     def core_macs(self, grid: Grid) -> int:
         """Every score, because the largest are wanted; the values of the chosen keys, and the averages' part."""

@@ -4,7 +4,8 @@
     up   [R, N]   each row says how much a token belongs to one cell: a bump around it, fading into its neighbours
 
 Both are where learned low-rank attention starts from: untrained, `softmax(q (down k)ᵀ) up` already is a blurred
-attention map. `Rest` is what such averages are used for when a query looks at a few keys only.
+attention map. `Rest` is what such averages are used for when a query looks at a few keys only: learned ones would serve
+worse, since what tells keys apart is not what stands for them.
 
 R averages do not have to fill a rectangle: the grid is cut into bands of rows, and each band into its share of cells.
 
@@ -14,6 +15,7 @@ Shapes: B batch · H heads · N tokens, prefix first · R averages · D head wid
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -97,7 +99,16 @@ class Rest:
         return left.where(left > 1e-4 * self.share.sum(0), 0)
 
 
-def rest(down: Tensor) -> Rest:
-    """From rows that may be of any sign and sum: only what they add counts, and every token counts once."""
-    average = F.normalize(down.clamp(min=0), p=1, dim=1)
-    return Rest(average, F.normalize(average, p=1, dim=0).T)
+def rest(height: int, width: int, prefix: int, rank: int, like: Tensor) -> Rest:
+    """Averages over the cells of a grid, with the type and device of a tensor."""
+    made = _rest if torch.compiler.is_compiling() else _kept
+    found = made(height, width, prefix, rank)
+    return Rest(found.average.to(like), found.share.to(like))
+
+
+def _rest(height: int, width: int, prefix: int, rank: int) -> Rest:
+    down, _ = pooling(height, width, prefix, rank)
+    return Rest(down, (down > 0).T.to(down.dtype).contiguous())
+
+
+_kept = lru_cache(maxsize=64)(_rest)
