@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attendless import Context, Grid, UserError, create
 from attendless.attention.sparsifiner import budget
-from attendless.sparse import basis, chosen
+from attendless.sparse import basis, chosen, native
 
 GRID = Grid(4, 5, 1)
 
@@ -107,6 +107,26 @@ def test_against_the_equations(options: str) -> None:
     found = torch.autograd.grad((out * weight).sum(), x, retain_graph=True)
     wanted = torch.autograd.grad((slow * weight).sum(), x)
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.skipif(not native.available, reason=native.reason or "the kernels are there")
+@pytest.mark.parametrize("options", ["keep=0.3", "keep=0.3,rest=pooled", "keep=0.1,tau=0.2", "keep=0.2,top=2"])
+@pytest.mark.parametrize("learns", [False, True])
+def test_every_way_computes_the_same(options: str, learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the kernel, from lists and by masks; with gradients and without."""
+    module = layer(options)
+    x, weight = torch.randn(3, GRID.tokens, 16), torch.randn(3, GRID.tokens, 16)
+    found = {}
+    for way in ("native", "torch"):
+        monkeypatch.setenv("ATTENDLESS_CHOOSE", way)
+        assert module.choice(GRID).path == way
+        y = x.clone().requires_grad_(learns)
+        with torch.set_grad_enabled(learns):
+            out = module(y, Context(GRID))[0]
+        gradients = torch.autograd.grad((out * weight).sum(), [y, module.qkv.weight]) if learns else ()
+        found[way] = (out.detach(), *gradients)
+    for ours, theirs in zip(found["native"], found["torch"], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
 def test_the_budget() -> None:

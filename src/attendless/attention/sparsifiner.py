@@ -118,6 +118,7 @@ class Sparsifiner(Attention):
         up = up.abs() if self.released else up
         return up.where(up > least, 0)
 
+    @torch.no_grad()  # a choice has no gradient
     def select(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """Which keys each query looks at: bool [B, H, N, N]. Quadratic; the kernels make lists instead."""
         connectivity = self.sparse_coefficients(q, k, grid) @ self.sparse_basis(grid)
@@ -157,18 +158,18 @@ class Sparsifiner(Attention):
         learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
         if native and not learns:
             return self._attend_natively(q, k, v, grid, rest), context
-        with torch.no_grad():  # a choice has no gradient
-            listed = self._list_natively(q, k, grid) if native else None
-            seen = self.select(q, k, grid) if listed is None else chosen.unlisted(*listed, grid.tokens, grid.prefix)
-        if listed is not None and rest is None:
-            first = full(q[:, :, : grid.prefix], k, v, scale=self.scale)
-            others = gather_attend(q, k, v, *listed, scale=self.scale)[:, :, grid.prefix :]
-            return torch.cat([first, others], dim=2), context
+        if native and rest is None:
+            return self._attend_to_lists(q, k, v, grid), context
+        if native:
+            seen = chosen.unlisted(*self._list_natively(q, k, grid), grid.tokens, grid.prefix)
+        else:
+            seen = self.select(q, k, grid)
         if self.options.softmax == "full":
             weight = torch.softmax(self.scale * q @ k.transpose(-2, -1), dim=-1) * seen
             return torch.dropout(weight, dropout, dropout > 0) @ v, context
         return chosen.attend(q, k, v, seen, scale=self.scale, rest=rest, prefix=grid.prefix, dropout=dropout), context
 
+    @torch.no_grad()
     def _attend_natively(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid, rest: basis.Rest | None) -> Tensor:
         """Choose and attend in one kernel: no list of keys, let alone a map, is ever in memory as a whole."""
         tail: tuple[Tensor | None, ...] = (None, None, None)
@@ -177,6 +178,13 @@ class Sparsifiner(Attention):
         guess, sizes = self._guess(q, k, grid), (self.budget(grid), grid.prefix, 0.0, self.scale)
         return torch.ops.attendless.sparsifiner(q, k, v, None, *guess, *tail, *sizes)
 
+    def _attend_to_lists(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """Choose, then attend to what was chosen, with gradients."""
+        first = full(q[:, :, : grid.prefix], k, v, scale=self.scale)
+        others = gather_attend(q, k, v, *self._list_natively(q, k, grid), scale=self.scale)[:, :, grid.prefix :]
+        return torch.cat([first, others], dim=2)
+
+    @torch.no_grad()
     def _list_natively(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The chosen keys as lists, which a backward pass needs: none for prefix queries, which see everything."""
         return torch.ops.attendless.sparsifiner_select(*self._guess(q, k, grid), self.budget(grid), grid.prefix, 0.0)
