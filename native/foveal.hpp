@@ -21,7 +21,7 @@ struct FovealHead {
   const Image& image;
   const int tokens, prefix, cells, tiles, parents;
   Rows rows;
-  float *q_mean, *k_meanT;
+  float* k_meanT;  // of the cells in groups, channels first
 
   static int64_t table_rows(const Foveal& f) {
     return f.problem.tokens + f.image->cells.count + f.parents.count + 16;  // 16: biases are read in whole vectors
@@ -29,13 +29,14 @@ struct FovealHead {
   static int64_t table_floats(const Foveal& f) {
     const Problem& p = f.problem;
     return table_rows(f) * (padded(p.q.width) + padded(p.v.width) + 1) + 48 +
-           int64_t(f.image->tiles.count) * padded(p.q.width) + int64_t(padded(f.image->cells.count)) * p.q.width + 32;
+           int64_t(padded(f.image->cells.count)) * p.q.width + 16;
   }
   static int64_t thread_floats(const Foveal& f) {
     const int64_t cells = padded(f.image->cells.count) + 16, parents = padded(f.parents.count) + 16;
-    const int64_t choosing = (T::kBlock + 1) * cells;
+    const int64_t chosen = padded(int64_t(kTiles) * f.budget);
+    const int64_t choosing = (kTiles + 1) * cells + kTiles * padded(f.problem.q.width);
     const int64_t listing = padded(table_rows(f)) + cells + 2 * parents;
-    return choosing + listing + group_scratch(f.problem.q.width, f.problem.v.width);
+    return chosen + choosing + listing + group_scratch(f.problem.q.width, f.problem.v.width);
   }
 
   FovealHead(const Foveal& f, int image_index, int head_index, Cursor& memory)
@@ -48,39 +49,38 @@ struct FovealHead {
         tiles(image.tiles.count),
         parents(f.parents.count),
         rows(memory.rows(table_rows(f), f.problem)),
-        q_mean(memory.floats(int64_t(tiles) * padded(rows.width))),
         k_meanT(memory.floats(int64_t(padded(cells)) * rows.width)) {}
 
-  INLINE int32_t* chosen(int tile) const {
-    const int64_t index = int64_t(head.image) * foveal.problem.heads + head.head;
-    return foveal.chosen + (index * tiles + tile) * foveal.budget;
-  }
-
-  void prepare(Cursor memory) const {
+  void prepare(Cursor) const {
     pack();
-    if (!foveal.select) return;
-    average();
-    for (int block = 0; block < choice_blocks(); ++block) choose(block, memory);
+    if (foveal.select) transpose_means();
   }
 
-  // Prefix queries, which see every token, a few at a time; then the tiles.
-  static constexpr int kPrefix = 4;
-  int prefix_pieces() const { return (prefix + kPrefix - 1) / kPrefix; }
-  int pieces() const { return foveal.attend ? prefix_pieces() + tiles : 0; }
+  // Prefix queries, which see every token, a few at a time; then the tiles, as many at a time as choose together.
+  static constexpr int kPrefix = 4, kTiles = T::kBlock;
+  int prefix_pieces() const { return foveal.attend ? (prefix + kPrefix - 1) / kPrefix : 0; }
+  int pieces() const { return prefix_pieces() + (tiles + kTiles - 1) / kTiles; }
 
   void forward(int piece, Cursor memory) const {
-    visit(piece, memory, [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
+    const auto attend = [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
       attend_all<W>(head, rows, list, keys, token, count, scratch);
-    });
+    };
+    if (piece < prefix_pieces()) return visit_prefix(piece * kPrefix, memory, attend);
+    const int first = (piece - prefix_pieces()) * kTiles, last = least(first + kTiles, tiles);
+    int32_t* const chosen = foveal.chosen ? chosen_cells(first) : memory.ints(int64_t(kTiles) * foveal.budget);
+    if (foveal.select) choose(first, chosen, memory);
+    for (int tile = first; tile < last && foveal.attend; ++tile) {
+      visit(tile, chosen + int64_t(tile - first) * foveal.budget, memory, attend);
+    }
   }
 
   void backward(const Rows& grads, Cursor memory) const {
+    const auto attend = [&](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
+      attend_all_backward<W>(head, rows, grads, list, keys, token, count, scratch);
+    };
     pack();
-    for (int piece = 0; piece < pieces(); ++piece) {
-      visit(piece, memory, [&](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
-        attend_all_backward<W>(head, rows, grads, list, keys, token, count, scratch);
-      });
-    }
+    for (int first = 0; first < prefix; first += kPrefix) visit_prefix(first, memory, attend);
+    for (int tile = 0; tile < tiles; ++tile) visit(tile, chosen_cells(tile), memory, attend);
     unpool(grads);
   }
 
@@ -118,14 +118,7 @@ struct FovealHead {
 
   // Choosing --------------------------------------------------------------------------------------------------------
 
-  // The mean query of each tile, and the cells' mean keys in groups, channels first.
-  void average() const {
-    for (int tile = 0; tile < tiles; ++tile) {
-      const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
-      const float share = foveal.problem.scale / float(end - begin);
-      const auto query = [&](int i) { return head.row(foveal.problem.q, image.tiles.member[begin + i]); };
-      C::sum(q_mean + int64_t(tile) * padded(rows.width), end - begin, rows.width, query, [&](int) { return share; });
-    }
+  void transpose_means() const {
     for (int first = 0; first < cells; first += kGroup) {
       const float* row[kGroup];
       const int count = least(kGroup, cells - first);
@@ -134,23 +127,38 @@ struct FovealHead {
     }
   }
 
-  int choice_blocks() const { return (tiles + T::kBlock - 1) / T::kBlock; }
+  INLINE void average_queries(int tile, float* mean) const {
+    const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
+    const float share = foveal.problem.scale / float(end - begin);
+    const auto query = [&](int i) { return head.row(foveal.problem.q, image.tiles.member[begin + i]); };
+    C::sum(mean, end - begin, rows.width, query, [&](int) { return share; });
+  }
 
-  // The cells of T::kBlock tiles: lanes are cells here, so that each tile's scores come out as a row.
-  void choose(int block, Cursor memory) const {
-    const int first = block * T::kBlock, length = padded(cells);
-    float* const score = memory.floats(int64_t(T::kBlock) * length);
+  // The caller's, from a tile on.
+  INLINE int32_t* chosen_cells(int tile) const {
+    const int64_t index = int64_t(head.image) * foveal.problem.heads + head.head;
+    return foveal.chosen + (index * tiles + tile) * foveal.budget;
+  }
+
+  // The cells of kTiles tiles: lanes are cells here, so that each tile's scores come out as a row.
+  void choose(int first, int32_t* chosen, Cursor memory) const {
+    const int length = padded(cells);
+    float* const score = memory.floats(int64_t(kTiles) * length);
     int32_t* const index = memory.ints(foveal.budget + 8);
-    const float* row[T::kBlock];
-    for (int i = 0; i < T::kBlock; ++i) row[i] = q_mean + int64_t(least(first + i, tiles - 1)) * padded(rows.width);
+    const float* row[kTiles];
+    for (int i = 0; i < kTiles; ++i) {
+      float* const mean = memory.floats(rows.width);
+      average_queries(least(first + i, tiles - 1), mean);
+      row[i] = mean;
+    }
     for (int cell = 0; cell < cells; cell += kGroup) {
       T::dot(row, nullptr, k_meanT + int64_t(cell) * rows.width, rows.width, score + cell, length);
     }
-    for (int i = 0; i < T::kBlock && first + i < tiles; ++i) {
+    for (int i = 0; i < kTiles && first + i < tiles; ++i) {
       const int32_t* const own = foveal.own.member + foveal.own.start[first + i];
       const int owned = foveal.own.start[first + i + 1] - foveal.own.start[first + i];
       Select<W>::largest(score + int64_t(i) * length, rows.bias + tokens, cells, own, owned, foveal.budget,
-                         index, chosen(first + i));
+                         index, chosen + int64_t(i) * foveal.budget);
     }
   }
 
@@ -207,18 +215,20 @@ struct FovealHead {
   }
 
   template <class Visit>
-  INLINE void visit(int piece, Cursor memory, Visit attend) const {
+  INLINE void visit_prefix(int first, Cursor memory, Visit attend) const {
+    int32_t* const list = memory.ints(tokens);
+    float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
+    for (int i = 0; i < tokens; ++i) list[i] = i;
+    attend(list, tokens, list + first, least(kPrefix, prefix - first), scratch);  // tokens and rows: the same numbers
+  }
+
+  template <class Visit>
+  INLINE void visit(int tile, const int32_t* chosen, Cursor memory, Visit attend) const {
     int32_t* const list = memory.ints(table_rows(foveal));
     float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
-    if (piece < prefix_pieces()) {
-      for (int i = 0; i < tokens; ++i) list[i] = i;
-      const int first = piece * kPrefix;  // rows and tokens of the prefix have the same numbers
-      return attend(list, tokens, list + first, least(kPrefix, prefix - first), scratch);
-    }
-    const int tile = piece - prefix_pieces();
     const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
     for (int i = begin; i < end; ++i) prefetch(head.row(foveal.problem.q, image.tiles.member[i]), rows.width);
-    const int keys = list_rows(chosen(tile), list, memory);
+    const int keys = list_rows(chosen, list, memory);
     attend(list, keys, image.tiles.member + begin, end - begin, scratch);
   }
 

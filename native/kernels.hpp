@@ -44,7 +44,8 @@ struct Foveal {
   Groups parents;     // the cells of each coarse cell; none if there is one level
   const int32_t* parent;  // the coarse cell of each cell
   Groups own;         // the cells each tile covers
-  int32_t* chosen;    // [batch, heads, tiles, budget], ascending: read by `attend`, written by `select`
+  int32_t* chosen;    // [batch, heads, tiles, budget], ascending: written by `select`, read by `attend` and backward;
+                      // null: nobody wants to know
   bool select, attend;
 };
 

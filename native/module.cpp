@@ -93,8 +93,8 @@ struct FovealCall {
   Foveal foveal{};
   Geometry geometry;
 
-  FovealCall(const Problem& problem, const Sizes& sizes, const std::optional<Places>& places, const Chosen& chosen,
-             bool select)
+  FovealCall(const Problem& problem, const Sizes& sizes, const std::optional<Places>& places,
+             const std::optional<Chosen>& chosen, bool select)
       : geometry({sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]},
                  places ? places->data() : nullptr, problem.batch, patches(sizes, places)) {
     require(!places || int(places->shape(0)) == problem.batch, "places must be [batch, patches]");
@@ -102,14 +102,15 @@ struct FovealCall {
             "the layout has " + std::to_string(sizes[2] + patches(sizes, places)) + " tokens, q has " +
                 std::to_string(problem.tokens));
     geometry.fill(foveal);
-    require(int(chosen.shape(0)) == problem.batch && int(chosen.shape(1)) == problem.heads &&
-                int(chosen.shape(2)) == geometry.tiles() && int(chosen.shape(3)) == foveal.budget,
+    require(chosen || select, "cells must be chosen or given");
+    require(!chosen || (int(chosen->shape(0)) == problem.batch && int(chosen->shape(1)) == problem.heads &&
+                        int(chosen->shape(2)) == geometry.tiles() && int(chosen->shape(3)) == foveal.budget),
             "chosen must be [batch, heads, tiles, budget]");
     foveal.problem = problem;
-    foveal.chosen = chosen.data();
+    foveal.chosen = chosen ? chosen->data() : nullptr;
     foveal.select = select;
     foveal.attend = problem.lse != nullptr;
-    if (!select) check_ascending(chosen.data(), chosen.size() / size_t(foveal.budget));
+    if (!select) check_ascending(chosen->data(), chosen->size() / size_t(foveal.budget));
   }
 
   static int patches(const Sizes& sizes, const std::optional<Places>& places) {
@@ -140,7 +141,7 @@ void foveal_select(const Heads& q, const Heads& k, const std::optional<Bias>& bi
 
 void foveal_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
                    const std::optional<Places>& places, const Sizes& sizes, float scale, int threads,
-                   const Chosen& chosen, bool select, const Heads& out, const Lse& lse) {
+                   const std::optional<Chosen>& chosen, bool select, const Heads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
   FovealCall(problem, sizes, places, chosen, select).run(kernels().foveal);
@@ -351,7 +352,7 @@ NB_MODULE(_native, m) {
   m.def("foveal_select", &foveal_select, ARRAY("q"), ARRAY("k"), MAYBE("key_bias"), MAYBE("places"), "layout"_a,
         "scale"_a, "threads"_a, ARRAY("chosen"));
   m.def("foveal_attend", &foveal_attend, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), MAYBE("places"),
-        "layout"_a, "scale"_a, "threads"_a, ARRAY("chosen"), "select"_a, ARRAY("out"), ARRAY("lse"));
+        "layout"_a, "scale"_a, "threads"_a, MAYBE("chosen"), "select"_a, ARRAY("out"), ARRAY("lse"));
   m.def("foveal_backward", &foveal_backward, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), MAYBE("places"),
         "layout"_a, "scale"_a, "threads"_a, ARRAY("chosen"), ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"),
         ARRAY("q_grad"), ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"));

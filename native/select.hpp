@@ -1,6 +1,6 @@
 // The `budget` largest of a row of scores, in ascending order of index; of equal scores the lower index first.
 //
-// A threshold is searched by counting, which is a dozen passes over a row that stays in the first-level cache and has no
+// A threshold is searched by counting, which is a few passes over a row that stays in the first-level cache and has no
 // branches to mispredict, where sorting or partitioning would mispredict at every other element.
 #pragma once
 
@@ -29,7 +29,7 @@ struct Select {
   using Eight = Simd<8>;
 
   // `score` has room for a multiple of 16 and is changed; a `bias` of -inf marks what must not be taken while anything
-  // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for `budget` numbers and eight.
+  // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for `budget` and eight.
   static void largest(float* score, const float* bias, int count, const int32_t* own, int owned, int budget,
                       int32_t* index, int32_t* chosen) {
     const int length = (count + 15) / 16 * 16;

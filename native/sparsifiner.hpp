@@ -1,5 +1,5 @@
-// Sparsifiner's attention of one head: each query scores the keys by a sparse combination of basis rows, keeps the best,
-// attends to them.
+// Sparsifiner's attention of one head: each query scores the keys by a sparse combination of basis rows, keeps the
+// best and attends to them.
 //
 // Connectivity is a sum of a few rows of the basis. They are spread out into plain rows first: adding whole vectors,
 // mostly of zeros, is quicker than adding numbers one by one. A list lives in a thread's scratch for as long as its

@@ -36,6 +36,7 @@ def test_attends_as_defined(path: str, case: Case) -> None:
     scale = case.width**-0.5
     out, _, chosen = native.foveal_attend(q, k, v, bias, places, case.sizes, scale)
     close(out, reference(case, chosen, tensors))
+    assert torch.equal(native.foveal_forward(q, k, v, bias, places, case.sizes, scale), out)
     given = foveal.select(q, k, case.layout, scale=scale, key_bias=bias, places=places)
     out, _, _ = native.foveal_attend(q, k, v, bias, places, case.sizes, scale, given)
     close(out, reference(case, given, tensors))

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from attendless.attention.foveal import foveal as attend
+from attendless.errors import UserError
 from attendless.sparse import foveal, native, ops, patterns
 from native_cases import Case, close, needs_kernels
 
@@ -25,6 +27,10 @@ def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return *(x.detach().requires_grad_() for x in (q, k, v, bias)), places
 
 
+def _detached(x: object) -> object:
+    return x.detach() if isinstance(x, Tensor) else x
+
+
 def lists() -> list[Tensor]:
     blocks = patterns.grid_blocks(4, 6, 2, 2)
     return ops.block_lists(patterns.prefix_pattern(blocks) | patterns.window_pattern(blocks, 1))
@@ -36,6 +42,7 @@ def test_operators_keep_pytorchs_rules() -> None:
     arguments = (bias, places, CASE.sizes, 0.2)
     torch.library.opcheck(torch.ops.attendless.foveal_select, (q, k, *arguments))
     torch.library.opcheck(torch.ops.attendless.foveal, (q, k, v, *arguments))
+    torch.library.opcheck(torch.ops.attendless.foveal_forward, tuple(map(_detached, (q, k, v, *arguments))))
     torch.library.opcheck(torch.ops.attendless.foveal_attend, (q, k, v, None, *arguments[1:], chosen))
     torch.library.opcheck(torch.ops.attendless.block_attend, (q, k, v, bias, lists(), 0.2))
 
@@ -52,6 +59,19 @@ def test_gradients_flow() -> None:
     for result in (out, again):
         for ours, truth in zip(torch.autograd.grad(result, leaves, seed), wanted, strict=True):
             close(ours, truth, tolerance=1e-5)
+
+
+def test_inference_keeps_nothing_and_says_so() -> None:
+    q, k, v, bias, places = inputs()
+    out = torch.ops.attendless.foveal_forward(q, k, v, bias, places, CASE.sizes, 0.2)
+    assert torch.equal(out, torch.ops.attendless.foveal(q, k, v, bias, places, CASE.sizes, 0.2)[0])
+    with pytest.raises(UserError, match=r"for inference\. To train, call foveal"):
+        out.sum().backward()
+    for grad in (True, False):  # the attention itself knows which it may use
+        with torch.set_grad_enabled(grad):
+            again = attend(q, k, v, CASE.layout, scale=0.2, key_bias=bias, places=places)
+        assert torch.equal(again, out)
+        assert again.requires_grad == grad
 
 
 class Layer(nn.Module):

@@ -123,7 +123,10 @@ def foveal(
     batch = 1 if torch.compiler.is_compiling() else len(q)  # there it may be a symbol, and one graph serves all
     path = executor(sizes, batch, q.shape[1], q.shape[3], q.dtype, q.device.type, dropout)
     if path == "native":
-        return torch.ops.attendless.foveal(q, k, v, key_bias, places, list(sizes), scale)[0]
+        inputs = (q, k, v, key_bias, places, list(sizes), scale)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:4]):
+            return torch.ops.attendless.foveal(*inputs)[0]
+        return torch.ops.attendless.foveal_forward(*inputs)
     chosen = definition.select(q, k, layout, scale=scale, key_bias=key_bias, places=places)
     if path == "flex":
         return flex.attend(q, k, v, chosen, layout, scale=scale, key_bias=key_bias, places=places)

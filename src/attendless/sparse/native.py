@@ -158,6 +158,22 @@ def foveal_attend(
     return _typed(out, q), lse, chosen
 
 
+def foveal_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    places: Tensor | None,
+    layout: Sequence[int],
+    scale: float,
+) -> Tensor:
+    """out [B, H, N, ·] alone: what a gradient would need is not kept."""
+    out, lse = _results(q, v)
+    inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
+    _call(kernels().foveal_attend, *inputs, None, True, out.numpy(), lse.numpy())
+    return _typed(out, q)
+
+
 def _gradients(q: Tensor, k: Tensor, v: Tensor, bias_grad: bool) -> list[Tensor]:
     """Room for the gradients of q, k, v and, head by head, of key_bias: none, unless asked for."""
     return [*(_heads(x, x.shape[-1]) for x in (q, k, v)), torch.empty(q.shape[:3] if bias_grad else 0)]

@@ -7,6 +7,7 @@ not the kernels are there; without them, calling one says why.
     foveal_select(q, k, key_bias, places, layout, scale) -> chosen
     foveal_attend(q, k, v, key_bias, places, layout, scale, chosen) -> (out, lse)
     foveal(q, k, v, key_bias, places, layout, scale) -> (out, lse, chosen)             both at once
+    foveal_forward(q, k, v, key_bias, places, layout, scale) -> out                    the same; no gradient
     block_attend(q, k, v, key_bias, lists, scale) -> (out, lse)                        fixed lists of keys
     gather_attend(q, k, v, key_bias, indices, counts, scale) -> (out, lse)             each query's own list
     sparsifiner_select(coefficients, basis…, budget, prefix, tau) -> (indices, counts)
@@ -59,6 +60,13 @@ def _heads(like: Tensor, width: int) -> Tensor:
 
 def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return _heads(q, v.shape[-1]), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def _refuse_gradient(name: str, instead: str) -> None:
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise UserError(f"attendless::{name} has no gradient: it is for inference. To train, {instead}")
+
+    torch.library.register_autograd(f"attendless::{name}", backward, lib=_library)
 
 
 # Foveal --------------------------------------------------------------------------------------------------------------
@@ -122,6 +130,13 @@ _define(
     native.foveal_attend,
     lambda q, k, v, key_bias, places, layout, scale: (*_results(q, v), _chosen_shape(q, layout)),
 )
+_define(
+    "foveal_forward",
+    f"(Tensor q, Tensor k, Tensor v, {_FOVEAL}) -> Tensor",
+    native.foveal_forward,
+    lambda q, k, v, *_: _heads(q, v.shape[-1]),
+)
+_refuse_gradient("foveal_forward", "call foveal")
 _define(
     "foveal_backward",
     f"(Tensor out_grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor chosen, {_FOVEAL}, bool bias_grad)"
@@ -249,13 +264,6 @@ torch.library.register_autograd(
 # Lists each query finds by itself ------------------------------------------------------------------------------------
 
 
-def _no_gradient(ctx: Any, out_grad: Tensor) -> Any:
-    raise UserError(
-        "attendless::sparsifiner has no gradient: it is for inference. To train, choose keys with "
-        "sparsifiner_select and attend with gather_attend, or use the definition in PyTorch"
-    )
-
-
 _define(
     "sparsifiner_select",
     f"({_BASIS}, int budget, int prefix, float tau) -> (Tensor, Tensor)",
@@ -272,7 +280,7 @@ _define(
     native.sparsifiner,
     lambda q, k, v, *_: _heads(q, v.shape[-1]),
 )
-torch.library.register_autograd("attendless::sparsifiner", _no_gradient, lib=_library)
+_refuse_gradient("sparsifiner", "choose keys with sparsifiner_select and attend with gather_attend")
 
 
 # Operations, counted as PyTorch counts them: two for a multiply-add --------------------------------------------------
@@ -300,7 +308,7 @@ def _attend_flops(q, k, v, key_bias, places, layout, scale, *args, **kwargs) -> 
     return 2 * math.prod(q[:2]) * _pairs(q, layout) * (q[3] + v[3])
 
 
-@register_flop_formula(torch.ops.attendless.foveal)
+@register_flop_formula([torch.ops.attendless.foveal, torch.ops.attendless.foveal_forward])
 def _(q, k, v, key_bias, places, layout, scale, *args, **kwargs) -> int:
     return _select_flops(q, layout) + _attend_flops(q, k, v, key_bias, places, layout, scale)
 
