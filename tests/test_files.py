@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from attendless import UserError
+from attendless import UserError, storage
 from attendless.convert import convert_with_report, files, load, save
 from attendless.storage import atomic, digest
 
@@ -139,7 +139,7 @@ def test_a_failed_save_leaves_the_old_file(saved, tmp_path: Path, monkeypatch: p
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(files, "save_file", fail)
+    monkeypatch.setattr(storage, "save_file", fail)
     with pytest.raises(OSError, match="disk full"):
         save(saved[1], path)
     assert path.read_bytes() == before

@@ -11,7 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
+
+from .errors import UserError
 
 
 @contextlib.contextmanager
@@ -42,6 +46,30 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
             data: Any = value.reshape(-1).view(torch.uint8).numpy()
             found.update(data)
     return found.hexdigest()
+
+
+def write_described(path: str | Path, kind: str, text: str, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors with a text that describes them, under the name of their kind, and a digest of both."""
+    with atomic(path) as temporary:
+        save_file(dict(tensors), temporary, metadata={kind: text, "digest": digest(text, tensors)})
+
+
+def read_described(path: str | Path, kind: str, otherwise: str) -> tuple[str, dict[str, Tensor]]:
+    """What `write_described` wrote; `otherwise` says what a sound file of another kind is not."""
+    if not Path(path).is_file():
+        raise UserError(f"{str(path)!r}: no such file")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except Exception as error:  # a damaged header can make the reader fail in any way
+        reason = error or type(error).__name__
+        raise UserError(f"{str(path)!r} is damaged or not a safetensors file: {reason}") from None
+    if kind not in metadata:
+        raise UserError(f"{str(path)!r} {otherwise}")
+    if metadata.get("digest") != digest(metadata[kind], tensors):
+        raise UserError(f"{str(path)!r} is damaged: its content does not match its digest")
+    return metadata[kind], tensors
 
 
 def _sync(path: Path) -> None:

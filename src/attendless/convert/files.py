@@ -15,11 +15,10 @@ from typing import Any
 import timm
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import UserError
-from ..storage import atomic, digest
+from ..storage import read_described, write_described
 from .blueprint import Blueprint, blueprint
 from .report import Report
 from .resize import as_dict
@@ -54,10 +53,7 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
         "preparation": {key: cfg[key] for key in _PREPARATION if key in cfg},
         "conversion": None if report is None else report.as_dict(),
     }
-    text = json.dumps(header)
-    tensors = _tensors(model)
-    with atomic(path) as temporary:
-        save_file(tensors, temporary, metadata={_KEY: text, "digest": digest(text, tensors)})
+    write_described(path, _KEY, json.dumps(header), _tensors(model))
 
 
 def load(path: str | Path) -> Any:
@@ -98,23 +94,8 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _read(path: str | Path) -> tuple[str, dict[str, Tensor]]:
-    if not Path(path).is_file():
-        raise UserError(f"{str(path)!r}: no such file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except Exception as error:  # a damaged header can make the reader fail in any way
-        reason = error or type(error).__name__
-        raise UserError(f"{str(path)!r} is damaged or not a safetensors file: {reason}") from None
-    if _KEY not in metadata:
-        raise UserError(
-            f"{str(path)!r} holds weights but does not say of which model: give the model's name, and this file as "
-            "its weights"
-        )
-    if metadata.get("digest") != digest(metadata[_KEY], tensors):
-        raise UserError(f"{str(path)!r} is damaged: its content does not match its digest")
-    return metadata[_KEY], tensors
+    otherwise = "holds weights but does not say of which model: give the model's name, and this file as its weights"
+    return read_described(path, _KEY, otherwise)
 
 
 def _header(path: str | Path, text: str) -> dict[str, Any]:

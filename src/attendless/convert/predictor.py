@@ -12,13 +12,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..attention import Grid
 from ..errors import UserError
-from ..storage import atomic, digest
+from ..storage import read_described, write_described
 from .sites import Site
 
 _KEY = "attendless-predictor"
@@ -47,9 +45,7 @@ def save_predictor(sites: Sequence[Site], model: str, path: str | Path, card: Ma
     }
     grid = next(iter(found.values())).grid
     header = {"model": model, "layers": len(sites), "grid": [grid.height, grid.width, grid.prefix], "card": card or {}}
-    text = json.dumps(header)
-    with atomic(path) as temporary:
-        save_file(tensors, temporary, metadata={_KEY: text, "digest": digest(text, tensors)})
+    write_described(path, _KEY, json.dumps(header), tensors)
 
 
 def read_predictor(name: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -59,17 +55,9 @@ def read_predictor(name: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
     if not path.is_file():
         there = f"attendless comes with {', '.join(known)}" if known else "attendless comes with none"
         raise UserError(f"predictor {str(name)!r}: no such file, and {there}")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (not a dict)
-    except Exception as error:  # a damaged header can make the reader fail in any way
-        raise UserError(f"predictor {str(path)!r} is damaged or not a safetensors file: {error}") from None
-    if _KEY not in metadata:
-        raise UserError(f"{str(path)!r} is not a predictor: `attendless distill` writes them as predictor.safetensors")
-    if metadata.get("digest") != digest(metadata[_KEY], tensors):
-        raise UserError(f"predictor {str(path)!r} is damaged: its content does not match its digest")
-    return json.loads(metadata[_KEY]), tensors
+    otherwise = "is not a predictor: `attendless distill` writes them as predictor.safetensors"
+    text, tensors = read_described(path, _KEY, otherwise)
+    return json.loads(text), tensors
 
 
 def put_predictor(sites: Sequence[Site], name: str | Path) -> None:

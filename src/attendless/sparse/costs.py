@@ -146,7 +146,8 @@ def _runs(side: int) -> Iterator[tuple[str, float, Callable[[], object]]]:
 
     for shared in (1, 2, 4):  # the side of a tile
         layout = dataclasses.replace(layout, tile=shared)
-        fused = partial(torch.ops.attendless.foveal, q, k, v, None, None, list(dataclasses.astuple(layout)), scale)
+        sizes = list(dataclasses.astuple(layout))
+        fused = partial(torch.ops.attendless.foveal_forward, q, k, v, None, None, sizes, scale)
         yield kernel("foveal", "native", shared**2), foveal.macs(layout, dim), fused
 
     for shared in (2, 4):  # the side of a block
