@@ -18,28 +18,34 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
 import attendless
+from attendless.attention.sparsifiner import budget
 from attendless.convert import convert, load, open_model
-from attendless.measure.accuracy import evaluate, preprocessing
+from attendless.measure.accuracy import evaluate, load_images, preprocessing
 from attendless.measure.macs import count
 from attendless.measure.stamp import stamp, stamp_line
 from attendless.storage import atomic
 from attendless.train import Run, distill
 from attendless.train.data import open_data
+from attendless.train.imitation import layers
 
 MODEL = "deit_tiny_patch16_224"
 #: The keep rates of the paper's second table, and 0.25, at which its others are.
 KEEPS = ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.25", "0.2", "0.1", "0.05", "0.01")
 RESTS = ("dropped", "pooled")
 TUNED = tuple((keep, rest) for keep in ("0.25", "0.1") for rest in RESTS)
-LEARN = "epochs=4,lr=3e-3,batch=16"
-TUNE = "epochs=3,lr=1e-4,batch=32,maps=1"
+#: As many multiply-accumulates as `sparsifiner:keep=0.25`.
+LINFORMER = "linformer:keys=44"
+LEARN = "epochs=2,lr=1e-3,batch=16"
+TUNE = "epochs=3,lr=1e-4,batch=32,tokens=0.2"
 
 
 def spec(keep: str, rest: str, name: str = "sparsifiner") -> str:
@@ -57,7 +63,7 @@ def wanted() -> Iterator[tuple[str, str, int]]:
     for keep in ("0.5", "0.25", "0.1"):
         for rest in RESTS:
             yield "predictor", spec(keep, rest), 384
-    yield "tuned", "linformer:keys=68", 224
+    yield "tuned", LINFORMER, 224
 
 
 def main() -> None:
@@ -68,7 +74,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     stages = ("learn", "tune", "evaluate", "time", "report")
     parser.add_argument("--stage", nargs="+", choices=stages, default=stages)
-    parser.add_argument("--only", default="", help="of tune and evaluate: only what contains this text")
+    parser.add_argument("--only", default="", help="of each stage: only what this regular expression finds")
     parser.add_argument("--at-once", type=int, default=6, help="models that share a pass over the images")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -80,20 +86,24 @@ def main() -> None:
 
 def learn(args: argparse.Namespace) -> None:
     distill(
-        MODEL, args.distil, attention="sparsifiner", weights=args.weights, out=args.out / "learn",
-        change={"new": LEARN, "all": "epochs=0"}, eval_every=100, run=Run(workers=0),
+        MODEL, args.distil, attention="sparsifiner:keep=0.1", weights=args.weights, out=args.out / "learn",
+        change={"new": LEARN, "all": "epochs=0"}, eval_every=100, run=Run(workers=0, log_every=20),
     )  # fmt: skip
 
 
 def tune(args: argparse.Namespace) -> None:
-    for text in [spec(*one) for one in TUNED] + ["linformer:keys=68"]:
-        if args.only in text:
-            learned = args.out / "learn" / "predictor.safetensors" if "sparsifiner" in text else None
-            new = "epochs=0" if learned else "epochs=2,lr=1e-3,batch=32"
+    for text in [*(spec(*one) for one in TUNED), LINFORMER]:
+        if re.search(args.only, text):
+            predictor = learned(args) if "sparsifiner" in text else None
             distill(
-                MODEL, args.distil, attention=text, weights=args.weights, predictor=learned, eval_every=100,
-                out=args.out / "tune" / folder(text), change={"new": new, "all": TUNE}, run=Run(workers=0),
+                MODEL, args.distil, attention=text, weights=args.weights, predictor=predictor, eval_every=100,
+                out=args.out / "tune" / folder(text), change={"new": "epochs=0" if predictor else LEARN, "all": TUNE},
+                run=Run(workers=0, log_every=20),
             )  # fmt: skip
+
+
+def learned(args: argparse.Namespace) -> Path:
+    return args.out / "learn" / "predictor.safetensors"
 
 
 def folder(text: str) -> str:
@@ -102,16 +112,17 @@ def folder(text: str) -> str:
 
 def measure(args: argparse.Namespace) -> None:
     found, source = read(args.out / "rows.json"), open_data(args.eval, "val")
-    todo = [row for row in wanted() if key(*row) not in found and args.only in key(*row)]
+    todo = [row for row in wanted() if key(*row) not in found and re.search(args.only, key(*row))]
     for size in sorted({size for _, _, size in todo}):
         dense = open_model(MODEL, weights=args.weights, attention="full", size=size)
         rows = [row for row in todo if row[2] == size and (row[0] != "tuned" or tuned(args, row[1]).is_file())]
         transform = preprocessing(dense, (size, size), None if size == 224 else 1.0)
+        few = load_images(source, transform, 16)
         for some in (rows[i : i + args.at_once] for i in range(0, len(rows), args.at_once)):
             models = {key(*row): build(args, dense, *row) for row in some} | {key("dense", "full", size): dense}
             for name, accuracy in evaluate(dense, models, source, transform, workers=0).items():
                 macs = count(models[name], size)
-                found[name] = vars(accuracy) | {"core": macs.core, "total": macs.total, **sparsity(models[name])}
+                found[name] = vars(accuracy) | {"core": macs.core, "total": macs.total, **sparsity(models[name], few)}
             found["stamp"] = stamp()
             write(args.out / "rows.json", found)
             print(", ".join(f"{name} {found[name]['top1']:.1f}" for name in models), flush=True)
@@ -128,25 +139,28 @@ def tuned(args: argparse.Namespace, text: str) -> Path:
 def build(args: argparse.Namespace, dense: Any, how: str, attention: str, size: int) -> Any:
     if how == "tuned":
         return load(tuned(args, attention))
-    predictor = args.out / "learn" / "predictor.safetensors" if how == "predictor" else None
+    predictor = learned(args) if how == "predictor" else None
     return convert(dense, attention, below_breakeven="keep", predictor=predictor).eval()
 
 
-def sparsity(model: Any) -> dict[str, float]:
-    """The share of the bases that is not zero."""
-    attentions = [block.attn for block in model.blocks if hasattr(block.attn, "sparse_basis")]
-    if not attentions:
-        return {}
-    with torch.no_grad():
-        filled = [(attn.sparse_basis(attn.grid) > 0).float().mean().item() for attn in attentions]
-    return {"basis": sum(filled) / len(filled)}
+@torch.no_grad()
+def sparsity(model: Any, images: torch.Tensor) -> dict[str, float]:
+    """Shares of the predictors' numbers that are not small: of coefficients, above 0.05; of the bases, above 0.01."""
+    coefficients, basis = [], []
+    for block, x, context in layers(model, images):
+        if hasattr(getattr(block, "attn", None), "coefficients"):
+            q, k, _ = block.attn.project(block.norm1(x))
+            coefficients.append((block.attn.coefficients(q, k, context.grid) > 0.05).float().mean().item())
+            basis.append((block.attn.sparse_basis(context.grid) > 0).float().mean().item())
+    return {"coefficients": fmean(coefficients), "basis": fmean(basis)} if basis else {}
 
 
 def race(args: argparse.Namespace) -> None:
     found = read(args.out / "times.json")
     for how, attention, size in wanted():
         name = key(how, attention, size)
-        if how != "predictor" or name in found or args.only not in name:
+        timed = how == "predictor" or attention == LINFORMER
+        if not timed or name in found or not re.search(args.only, name):
             continue
         dense = open_model(MODEL, weights=args.weights, size=size)
         row = attendless.bench(
@@ -161,7 +175,9 @@ def race(args: argparse.Namespace) -> None:
 
 def report(args: argparse.Namespace) -> None:
     rows, times = read(args.out / "rows.json"), read(args.out / "times.json")
-    text = "\n\n".join([*(table_2(rows, times, rest) for rest in RESTS), table_tuned(rows), table_3(rows, times)])
+    text = "\n\n".join(
+        [*(table_2(rows, times, rest) for rest in RESTS), table_tuned(rows, times), table_3(rows, times)]
+    )
     text += f"\n\n{stamp_line(rows['stamp'])}\n"
     with atomic(args.out / "tables.md") as temporary:
         temporary.write_text(text)
@@ -170,67 +186,56 @@ def report(args: argparse.Namespace) -> None:
 
 
 def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
-    columns = (
-        "keep",
-        "keys",
-        "core MACs",
-        "exact top-k",
-        "untrained",
-        "predictor learned",
-        "same answer",
-        "whole model",
-    )
-    lines = [f"### Keys not chosen are {rest}", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    for keep in KEEPS:
-        names = [
-            key("oracle", spec(keep, rest, "topk"), 224),
-            *(key(h, spec(keep, rest), 224) for h in ("untrained", "predictor")),
-        ]
-        if not all(name in rows for name in names):
-            continue
-        exact, before, after = (rows[name] for name in names)
-        keys = attendless.attention.sparsifiner.budget(float(keep), 197)
-        time = times.get(names[2])
-        speed = "–" if time is None else f"{time['speedup']:.2f}×"
-        lines.append(
-            f"| {keep} | {keys} | {after['core'] / 1e6:.0f} M | {exact['top1']:.1f} | {before['top1']:.1f} | "
-            f"{after['top1']:.1f} ({signed(after['difference'])}) | {after['agreement']:.3f} | {speed} |"
-        )
-    return "\n".join(lines)
-
-
-def table_tuned(rows: dict[str, Any]) -> str:
     lines = [
-        "### Everything fine-tuned",
-        "| attention | core MACs | top-1 | difference (95 %) | same answer |",
-        "|---|---|---|---|---|",
+        f"### Keys not chosen are {rest}",
+        "| keep | keys | exact choice | untrained | predictor learned | against dense (95 %) | same answer | core MACs "
+        "| whole model |",
+        "|---" * 9 + "|",
     ]
-    for how, attention, size in wanted():
-        row = rows.get(key(how, attention, size))
-        if how == "tuned" and row is not None:
-            low, high = row["difference_ci"]
+    for keep in KEEPS:
+        text = spec(keep, rest)
+        row, time = (found.get(key("predictor", text, 224)) for found in (rows, times))
+        others = (rows.get(key("oracle", spec(keep, rest, "topk"), 224)), rows.get(key("untrained", text, 224)))
+        exact, untrained = (f"{one['top1']:.1f}" if one else "–" for one in others)
+        if row is not None:
             lines.append(
-                f"| `{attention}` | {row['core'] / 1e6:.0f} M | {row['top1']:.1f} | {signed(row['difference'])} "
-                f"({signed(low)} to {signed(high)}) | {row['agreement']:.3f} |"
+                f"| {keep} | {budget(float(keep), 197)} | {exact} | {untrained} | {row['top1']:.1f} | {against(row)} | "
+                f"{row['agreement']:.3f} | {row['core'] / 1e6:.0f} M | {speed(time)} |"
             )
     return "\n".join(lines)
+
+
+def table_tuned(rows: dict[str, Any], times: dict[str, Any]) -> str:
+    return "### Everything fine-tuned\n" + listing(rows, times, lambda how, size: how == "tuned", "predictor")
 
 
 def table_3(rows: dict[str, Any], times: dict[str, Any]) -> str:
-    lines = [
-        "### 384 px",
-        "| attention | core MACs | top-1 | difference | same answer | whole model |",
-        "|---|---|---|---|---|---|",
-    ]
+    return "### 384 px\n" + listing(rows, times, lambda how, size: size == 384)
+
+
+def listing(
+    rows: dict[str, Any], times: dict[str, Any], belongs: Callable[[str, int], bool], timed_as: str = ""
+) -> str:
+    """A line per row that belongs; `timed_as` names the rows that take the same time."""
+    lines = ["| attention | top-1 | against dense (95 %) | same answer | core MACs | whole model |", "|---" * 6 + "|"]
     for how, attention, size in [("dense", "full", 384), *wanted()]:
-        row, time = rows.get(key(how, attention, size)), times.get(key(how, attention, size))
-        if size == 384 and row is not None:
-            speed = "–" if time is None else f"{time['speedup']:.2f}×"
+        row = rows.get(key(how, attention, size))
+        if row is not None and belongs(how, size):
+            time = times.get(key(how, attention, size)) or times.get(key(timed_as, attention, size))
             lines.append(
-                f"| `{attention}` | {row['core'] / 1e6:.0f} M | {row['top1']:.1f} | {signed(row['difference'])} | "
-                f"{row['agreement']:.3f} | {speed} |"
+                f"| `{attention}` | {row['top1']:.1f} | {against(row)} | {row['agreement']:.3f} | "
+                f"{row['core'] / 1e6:.0f} M | {speed(time)} |"
             )
     return "\n".join(lines)
+
+
+def against(row: dict[str, Any]) -> str:
+    low, high = row["difference_ci"]
+    return f"{signed(row['difference'])} ({signed(low)} to {signed(high)})"
+
+
+def speed(time: dict[str, Any] | None) -> str:
+    return "–" if time is None else f"{time['speedup']:.2f}×"
 
 
 def signed(value: float) -> str:

@@ -111,19 +111,22 @@ def test_against_the_equations(options: str) -> None:
 
 @pytest.mark.skipif(not native.available, reason=native.reason or "the kernels are there")
 @pytest.mark.parametrize("options", ["keep=0.3", "keep=0.3,rest=pooled", "keep=0.1,tau=0.2", "keep=0.2,top=2"])
-@pytest.mark.parametrize("learns", [False, True])
-def test_every_way_computes_the_same(options: str, learns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the kernel, from lists and by masks; with gradients and without."""
+@pytest.mark.parametrize("learns", ["nothing", "backbone", "everything"])
+def test_every_way_computes_the_same(options: str, learns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the kernel, from lists and by masks; without gradients, with those of the backbone, and with all."""
     module = layer(options)
+    for weight in module.predictor().values():
+        weight.requires_grad_(learns == "everything")
+    wanted = [module.qkv.weight] if learns == "backbone" else [module.qkv.weight, module.down, module.up]
     x, weight = torch.randn(3, GRID.tokens, 16), torch.randn(3, GRID.tokens, 16)
     found = {}
     for way in ("native", "torch"):
         monkeypatch.setenv("ATTENDLESS_CHOOSE", way)
         assert module.choice(GRID).path == way
-        y = x.clone().requires_grad_(learns)
-        with torch.set_grad_enabled(learns):
+        y = x.clone().requires_grad_(learns != "nothing")
+        with torch.set_grad_enabled(learns != "nothing"):
             out = module(y, Context(GRID))[0]
-        gradients = torch.autograd.grad((out * weight).sum(), [y, module.qkv.weight]) if learns else ()
+        gradients = torch.autograd.grad((out * weight).sum(), [y, *wanted]) if learns != "nothing" else ()
         found[way] = (out.detach(), *gradients)
     for ours, theirs in zip(found["native"], found["torch"], strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
@@ -200,6 +203,62 @@ def test_weights_on_another_grid() -> None:
     before = module(x, Context(other))[0]
     module.resize(other)
     torch.testing.assert_close(module(x, Context(other))[0], before)
+
+
+def test_a_choice_that_can_be_learned() -> None:
+    """Forwards the choice itself; backwards what its documentation says, number by number."""
+    torch.manual_seed(0)
+    scores = torch.rand(2, 3, 5, 7, dtype=torch.double).requires_grad_()
+    some = chosen.largest(scores.detach(), 3, prefix=1)
+    found = chosen.learnable(some, scores, prefix=1)
+    assert torch.equal(found, some.double())
+    weight = torch.randn_like(found)
+    (found * weight).sum().backward()
+    for b in range(2):
+        for h in range(3):
+            assert not scores.grad[b, h, 0].any()  # a prefix query sees everything: nothing to choose
+            for i in range(1, 5):
+                log = [math.log(s + 1e-5) for s in scores[b, h, i].tolist()]
+                edge = min(log[j] for j in range(7) if some[b, h, i, j])
+                chance = [1 / (1 + math.exp(-(x - edge) / 0.1)) for x in log]
+                slope = [c * (1 - c) / 0.1 for c in chance]
+                g = weight[b, h, i].tolist()
+                mean = sum(s * x for s, x in zip(slope, g, strict=True)) / sum(slope)
+                for j in range(7):
+                    expected = slope[j] * (g[j] - mean) / (scores[b, h, i, j].item() + 1e-5)
+                    assert scores.grad[b, h, i, j].item() == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_a_key_that_was_not_chosen_knows_what_it_would_change(pooled: bool) -> None:
+    """The gradient of the choice itself, against differences."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 13, 4, dtype=torch.double)
+    some = chosen.largest(q @ k.transpose(-2, -1), 4, prefix=1).double().requires_grad_()
+    rest = basis.rest(3, 4, 1, 5, q) if pooled else None
+    assert torch.autograd.gradcheck(lambda c: chosen.attend(q, k, v, c, scale=0.5, rest=rest, prefix=1), some)
+
+
+def test_the_predictor_learns_from_what_the_attention_is_for() -> None:
+    """No maps: it is told only how far the output is from full attention's, and chooses better keys for it."""
+    module = layer("keep=0.3,tau=0,basis=0")
+    x = torch.randn(16, GRID.tokens, 16)
+    with torch.no_grad():
+        full = F.scaled_dot_product_attention(*module.project(x))
+    before = [weight.clone() for weight in module.parameters()]
+    module.requires_grad_(False)
+    optimiser = torch.optim.Adam([weight.requires_grad_() for weight in module.predictor().values()], lr=5e-3)
+    losses = []
+    for _ in range(60):
+        out, _ = module.attend(*module.project(x), Context(GRID))
+        losses.append((out - full).square().mean())
+        optimiser.zero_grad()
+        losses[-1].backward()
+        optimiser.step()
+    assert losses[-1] < 0.85 * losses[0]
+    learned = {id(weight) for weight in module.predictor().values()}
+    for old, new in zip(before, module.parameters(), strict=True):
+        assert torch.equal(old, new) == (id(new) not in learned)
 
 
 @pytest.mark.parametrize("shape", [(14, 14, 31), (24, 24, 31), (4, 5, 5), (3, 20, 7), (7, 2, 14), (1, 9, 4)])

@@ -147,6 +147,7 @@ def test_plans_are_data() -> None:
     new, whole = edit("imitate", {"all": "epochs=9,tokens=3,lr=1e-4"}, {"batch": 8})
     assert (new.recipe.epochs, new.recipe.batch, whole.recipe.batch) == (2, 8, 8)
     assert (whole.recipe.epochs, whole.recipe.lr, whole.losses["tokens"], whole.losses["logits"]) == (9, 1e-4, 3.0, 1.0)
+    assert edit("imitate", {"all": "trained=old"}, {})[1].trained == ("old",)
     with pytest.raises(UserError, match="new"):
         edit("imitate", {"first": "epochs=1"}, {})
     with pytest.raises(UserError, match="sparsifiner"):
@@ -160,6 +161,8 @@ def test_phases_fit_the_models() -> None:
     assert first.trained
     assert all("attn" in name for name in first.trained)
     assert "label" not in second.losses
+    old = fit_to(edit("imitate", {"all": "trained=old"}, {}), student, teacher, labelled=False)[1].trained
+    assert sorted((*first.trained, *old)) == sorted(name for name, _ in student.named_parameters())
     student, teacher = pair("full")
     assert [phase.name for phase in fit_to(phases, student, teacher, labelled=True)] == ["all"]
 

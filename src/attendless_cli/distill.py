@@ -25,8 +25,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", metavar="R", default="imitate", help=f"plan of phases: {names} (default: imitate)")
     parser.add_argument(
         "--phase", metavar="P", action="append", default=[],
-        help="change one phase's recipe fields or loss weights (label, logits, tokens, maps, extra, temperature), "
-        "such as all:epochs=3,tokens=1; may be repeated",
+        help="change one phase's recipe fields, loss weights (label, logits, tokens, maps, extra, temperature) or what "
+        "is trained (new, old: parameters the teacher lacks or has), such as all:epochs=3,tokens=1,trained=old; may be "
+        "repeated",
     )  # fmt: skip
     fields.add(parser, "recipe fields, for every phase", Recipe)
 

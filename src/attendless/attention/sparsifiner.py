@@ -10,10 +10,12 @@ over all keys and then drops those not chosen, as the paper's fourth equation re
 With `rest=pooled` the keys not chosen are not dropped but stand behind R averages of keys and values, over cells of the
 grid: those W_down starts from.
 
-The predictor starts from pooled cells and smooth bumps (`sparse.basis`), so it chooses sensibly before any training;
-it learns by `prediction_loss`: how far A W_up is from the full attention map. `variant=released` is the
-predictor of the code its authors published: q and k reduced to half their channels, scores over √heads, |W_up|, the 8
-largest coefficients, and always as many keys as the budget says.
+The predictor starts from pooled cells and smooth bumps (`sparse.basis`), so it chooses sensibly before any training. It
+learns in two ways: by `prediction_loss`, how far A W_up is from the full attention map, as in the paper; and whenever
+its weights want a gradient, from whatever the model is trained for, through its choice (`chosen.learnable`).
+
+`variant=released` is the predictor of the code its authors published: q and k reduced to half their channels, scores
+over √heads, |W_up|, the 8 largest coefficients, and always as many keys as the budget says.
 
 W_down and W_up belong to a token grid and are resampled to another one.
 
@@ -48,7 +50,7 @@ class Options(spec.Options):
     keep: float = spec.option(0.25, "share of the tokens each query looks at", low=0, high=1)
     rank: int = spec.option(32, "how many averages of the keys the predictor looks at", low=1)
     rest: Literal["dropped", "pooled"] = spec.option("dropped", "what becomes of the keys not chosen")
-    tau: float = spec.option(0.005, "coefficients up to this count as zero; 0.05 in the paper", low=0, high=1)
+    tau: float = spec.option(0.0, "coefficients up to this count as zero; 0.05 in the paper", low=0, high=1)
     basis: float | Literal["auto"] = spec.option("auto", "entries of W_up up to this count as zero (0.01)", low=0)
     top: int = spec.option(0, "keep this many of the largest coefficients instead of those above tau", low=0)
     softmax: Literal["masked", "full"] = spec.option("masked", "over the chosen keys, or over all of them")
@@ -98,6 +100,11 @@ class Sparsifiner(Attention):
             q, k, scale = self.q_reduce(q), self.k_reduce(k), self.num_heads**-0.5
         return torch.softmax(scale * q @ (self._down(grid) @ k).transpose(-2, -1), dim=-1)
 
+    def connectivity(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """s [B, H, N, N] before anything small is set to zero, so that what is can come back."""
+        up = self._up(grid)
+        return self.coefficients(q, k, grid) @ (up.abs() if self.released else up.clamp(min=0))
+
     def predict(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """A W_up [B, H, N, N] without thresholds: what is trained to resemble the attention map."""
         return self.coefficients(q, k, grid) @ self._up(grid)
@@ -118,7 +125,7 @@ class Sparsifiner(Attention):
         up = up.abs() if self.released else up
         return up.where(up > least, 0)
 
-    @torch.no_grad()  # a choice has no gradient
+    @torch.no_grad()  # a choice has no gradient of its own: see `chosen.learnable`
     def select(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """Which keys each query looks at: bool [B, H, N, N]. Quadratic; the kernels make lists instead."""
         connectivity = self.sparse_coefficients(q, k, grid) @ self.sparse_basis(grid)
@@ -139,7 +146,7 @@ class Sparsifiner(Attention):
         if self.options.loss == "mse":
             loss = (self.predict(q, k, context.grid)[:, :, prefix:] - target).square().sum(-1).mean()
         else:
-            found = self.coefficients(q, k, context.grid)[:, :, prefix:] @ self._up(context.grid).clamp(min=0)
+            found = self.connectivity(q, k, context.grid)[:, :, prefix:]
             loss = (found - target * (found + 1e-6).log()).sum(-1).mean()
         return loss + self.options.l1 * self.up.abs().sum() if self.options.l1 else loss
 
@@ -155,15 +162,18 @@ class Sparsifiner(Attention):
         if self.options.rest == "pooled":
             rest = basis.rest(grid.height, grid.width, grid.prefix, self.options.rank, k)
         native = self._path(q, grid) == "native"
-        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *self.predictor().values()))
+        chooses = learns and any(x.requires_grad for x in self.predictor().values())
         if native and not learns:
             return self._attend_natively(q, k, v, grid, rest), context
-        if native and rest is None:
+        if native and rest is None and not chooses:
             return self._attend_to_lists(q, k, v, grid), context
         if native:
             seen = chosen.unlisted(*self._list_natively(q, k, grid), grid.tokens, grid.prefix)
         else:
             seen = self.select(q, k, grid)
+        if chooses:
+            seen = chosen.learnable(seen, self.connectivity(q.detach(), k.detach(), grid), prefix=grid.prefix)
         if self.options.softmax == "full":
             weight = torch.softmax(self.scale * q @ k.transpose(-2, -1), dim=-1) * seen
             return torch.dropout(weight, dropout, dropout > 0) @ v, context

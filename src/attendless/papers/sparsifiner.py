@@ -77,7 +77,7 @@ def _table_2() -> Iterator[Row]:
     why = "the predictor; each kept key costs the printed 12·2·384·196, the paper's constant does not follow"
     grid = Grid(14, 14, 1)
     for keep, (keys, mhsa, top1) in _TABLE_2.items():
-        attention = create(f"sparsifiner:keep={keep}", 384, 6, grid=grid)
+        attention = create(f"sparsifiner:keep={keep},tau=0.05", 384, 6, grid=grid)
         row = f"Sparsifiner-S keep {keep}"
         yield Row(row, "kept keys", "keys", str(keys), budget(float(keep), grid.tokens))
         yield _mhsa(row, mhsa, 12 * attention.core_macs(grid), why)
@@ -93,7 +93,7 @@ def _table_3() -> Iterator[Row]:
     why = "the predictor, and no constant and budget fit the three printed rows together"
     for keep, (mhsa, overall, top1) in _TABLE_3.items():
         row = f"Sparsifiner-T keep {keep}"
-        attention = create(f"sparsifiner:keep={keep}", 192, 3, grid=grid)
+        attention = create(f"sparsifiner:keep={keep},tau=0.05", 192, 3, grid=grid)
         yield _mhsa(row, mhsa, 12 * attention.core_macs(grid), why)
         printed = round(float(mhsa) * UNITS["M"])
         yield Row(row, "overall", "G", overall, printed + macs.mlp, "the MLP as we count it, and MHSA as printed")
@@ -107,7 +107,7 @@ def _table_4() -> Iterator[Row]:
         "Linformer", "246.73", 12 * linformer.core_macs(grid), "68 averages come nearest; their number is not said"
     )
     yield Row("Linformer", "top-1", "%", "77.54", None, _TRAINED)
-    sparsifiner = create(f"sparsifiner:keep={82 / 197:.4f}", 384, 6, grid=grid)
+    sparsifiner = create(f"sparsifiner:keep={82 / 197:.4f},tau=0.05", 384, 6, grid=grid)
     why = "82 kept keys by Table 2's own law, which no whole number of keys meets"
     yield _mhsa("Sparsifiner-S", "224.04", 12 * sparsifiner.core_macs(grid), why)
     yield Row("Sparsifiner-S", "top-1", "%", "79.79", None, _TRAINED)

@@ -1,7 +1,8 @@
 """Attention in which every query of every head has chosen keys of its own: the choice, and what is done with it.
 
-    largest   the `budget` keys with the highest scores
-    attend    softmax over the chosen keys; those not chosen are dropped, or stand behind averages (`basis.Rest`):
+    largest     the `budget` keys with the highest scores
+    learnable   the same choice with a gradient, so that what made the scores can learn to choose
+    attend      softmax over the chosen keys; those not chosen are dropped, or stand behind averages (`basis.Rest`):
 
         out_i = softmax over { scale · q_i·k_j + b_j : j chosen } ∪ { scale · q_i·k̄_r + log m_ir : r an average }
 
@@ -16,10 +17,15 @@ Shapes: B batch · H heads · N tokens · q, k, v [B, H, N, ·] · scores, chose
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .basis import Rest
+
+#: In logarithms of scores: how near to the last key that was chosen another must be to be thought of.
+_EDGE = 0.1
 
 
 def largest(scores: Tensor, budget: int, *, prefix: int = 0, above: float = -torch.inf) -> Tensor:
@@ -37,6 +43,36 @@ def largest(scores: Tensor, budget: int, *, prefix: int = 0, above: float = -tor
     return chosen
 
 
+def learnable(chosen: Tensor, scores: Tensor, *, prefix: int = 0) -> Tensor:
+    """The choice as zeros and ones, with a gradient for the scores it was made by, all of them positive.
+
+    A choice is a step and has none. Backwards it is taken for a slope, a sigmoid of log score around the last key that
+    was chosen; and because as many are chosen as before, what a key gains there the others near the edge lose:
+
+        d/d log s_j = w_j (g_j − Σ w g / Σ w),   w = the slope's derivative at j,   g = the choice's gradient
+    """
+    found: Tensor = _StraightThrough.apply(chosen, (scores + 1e-5).log(), prefix)
+    return found
+
+
+class _StraightThrough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, chosen: Tensor, score: Tensor, prefix: int) -> Tensor:
+        edge = score.masked_fill(~chosen, torch.inf).amin(-1, keepdim=True)
+        ctx.save_for_backward(score, edge)
+        ctx.prefix = prefix
+        return chosen.to(score.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        score, edge = ctx.saved_tensors
+        chance = torch.sigmoid((score - edge) / _EDGE)
+        slope = chance * (1 - chance) / _EDGE
+        mean = (slope * gradient).sum(-1, keepdim=True) / slope.sum(-1, keepdim=True).clamp(min=1e-12)
+        slope[:, :, : ctx.prefix] = 0
+        return None, slope * (gradient - mean), None
+
+
 def attend(
     q: Tensor,
     k: Tensor,
@@ -49,19 +85,24 @@ def attend(
     prefix: int = 0,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend to the chosen keys, and to the rest if there is one; a query with nothing to look at gets zeros."""
+    """Attend to the chosen keys, and to the rest if there is one; a query with nothing to look at gets zeros.
+
+    `chosen` is a choice, or one that is `learnable`: it multiplies e^score, so that a key that was not chosen can tell
+    by its gradient whether it should have been.
+    """
     score = scale * q @ k.transpose(-2, -1)
     score = score if key_bias is None else score + key_bias[:, None, None].to(score.dtype)
-    score = score.masked_fill(~chosen, -torch.inf)
+    mass = chosen.to(score.dtype)
     if rest is not None:
-        mass = rest.mass(chosen).to(score.dtype)
-        mass = torch.cat([torch.zeros_like(mass[:, :, :prefix]), mass[:, :, prefix:]], dim=2)
-        blurred = scale * q @ (rest.average @ k).transpose(-2, -1)
-        score = torch.cat([score, (blurred + mass.log()).masked_fill(mass == 0, -torch.inf)], dim=-1)
-        v = torch.cat([v, rest.average @ v], dim=2)
-    seen = (score != -torch.inf).any(-1, keepdim=True)
-    weight = torch.softmax(score.where(seen, 0), dim=-1).where(seen, 0)
-    return torch.dropout(weight, dropout, dropout > 0) @ v
+        left = rest.mass(chosen)
+        left = torch.cat([torch.zeros_like(left[:, :, :prefix]), left[:, :, prefix:]], dim=2)
+        score = torch.cat([score, scale * q @ (rest.average @ k).transpose(-2, -1)], dim=-1)
+        mass, v = torch.cat([mass, left.to(score.dtype)], dim=-1), torch.cat([v, rest.average @ v], dim=2)
+    top = score.detach().masked_fill(mass == 0, -torch.inf).amax(-1, keepdim=True)
+    # What was not chosen may lie far above: its weight is zero whatever e^score is, as long as that is finite.
+    weight = mass * (score - top.where(top != -torch.inf, 0)).clamp(max=10).exp()
+    total = weight.sum(-1, keepdim=True)
+    return torch.dropout(weight / total.where(total > 0, 1), dropout, dropout > 0) @ v
 
 
 def unlisted(indices: Tensor, counts: Tensor, keys: int, prefix: int = 0) -> Tensor:

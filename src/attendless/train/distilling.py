@@ -22,8 +22,8 @@ from .recipe import Recipe, Run, replace_fields
 from .state import Phase
 from .training import Begin, Result, as_model_wants, finish, model_text, set_drop
 
-#: In `Phase.trained`: the parameters that the teacher does not have.
-NEW = "new"
+#: In `Phase.trained`: the parameters that the teacher does not have, and those it has.
+NEW, OLD = "new", "old"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,16 +43,16 @@ _STUDENT = Recipe(batch=64, weight_decay=0.05, warmup_lr=0.0, crop_scale=(0.35, 
 
 def imitate() -> list[Phase]:
     """The student learns its teacher's answers and last tokens, no labels needed. New parameters, if the attention
-    has any, first learn alone.
+    has any, first learn the same alone.
 
     attendless distill deit_tiny_patch16_224 --weights F --attention foveal:keep=0.1 --data DIR
     Expected, and time: not measured yet.
     """
-    new = dataclasses.replace(_STUDENT, epochs=2, lr=1e-3, min_lr=1e-4, warmup=0.2)
+    new = dataclasses.replace(_STUDENT, epochs=2, batch=16, lr=1e-3, min_lr=1e-5, warmup=0.1)
     whole = dataclasses.replace(_STUDENT, epochs=5, lr=5e-5, min_lr=1e-6, warmup=0.5, clip=1.0)
     return [
-        Phase(NEW, new, dataclasses.asdict(Losses(maps=1.0, extra=0.0)), (NEW,)),
-        Phase("all", whole, dataclasses.asdict(Losses(logits=1.0, tokens=0.5))),
+        Phase(NEW, new, dataclasses.asdict(Losses(logits=1.0, tokens=1.0)), (NEW,)),
+        Phase("all", whole, dataclasses.asdict(Losses(logits=1.0, tokens=1.0))),
     ]
 
 
@@ -97,10 +97,10 @@ def distill(
 ) -> Result:
     """Teach a copy of `model` that attends with `attention` to answer as `model` does, on the pictures in `data`.
 
-    `plan` names its phases or lists them; `change` edits one by name (`{"all": "epochs=3,tokens=1"}`), `fields`
-    replace fields of every phase's recipe. An attention that predicts its keys may start from a `predictor` learned
-    before; one that learns here is also left as `predictor.safetensors`. The same call on the same `out` continues
-    where it stopped.
+    `plan` names its phases or lists them; `change` edits one by name (`{"all": "epochs=3,tokens=1,trained=old"}`),
+    `fields` replace fields of every phase's recipe. An attention that predicts its keys may start from a `predictor`
+    learned before; one that learns here is also left as `predictor.safetensors`. The same call on the same `out`
+    continues where it stopped.
     """
     phases = edit(plan, change or {}, fields)
     size = phases[-1].recipe.height_width
@@ -151,21 +151,25 @@ def _edit_phase(phase: Phase, text: str, fields: Mapping[str, Any]) -> Phase:
     losses = {field.name for field in dataclasses.fields(Losses)}
     items = [item for item in text.split(",") if item]
     of_losses = [item for item in items if item.partition("=")[0] in losses]
-    of_recipe = [item for item in items if item not in of_losses]
+    of_phase = [item.partition("=")[2] for item in items if item.startswith("trained=")]
+    of_recipe = [item for item in items if item not in of_losses and not item.startswith("trained=")]
     owner = f"phase {phase.name}"
     given = dataclasses.asdict(parse_options(",".join(of_losses), Losses, owner))
     weights = dict(phase.losses) | {n: given[n] for n in (i.partition("=")[0] for i in of_losses)}
     recipe = replace_fields(dataclasses.replace(phase.recipe, **fields), ",".join(of_recipe), owner)
-    return dataclasses.replace(phase, recipe=recipe, losses=weights)
+    trained = tuple(of_phase[-1].split("/")) if of_phase else phase.trained
+    return dataclasses.replace(phase, recipe=recipe, losses=weights, trained=trained)
 
 
 def fit_to(phases: Sequence[Phase], student: nn.Module, teacher: nn.Module, *, labelled: bool) -> list[Phase]:
-    """Put names in the place of `new`, leave out phases with nothing to learn, and labels where there are none."""
+    """Put names in the place of `new` and `old`, leave out phases with nothing to learn, and labels where there are
+    none."""
     known = {name for name, _ in teacher.named_parameters()}
-    new = tuple(name for name, _ in student.named_parameters() if name not in known)
+    names = [name for name, _ in student.named_parameters()]
+    meant = {NEW: [name for name in names if name not in known], OLD: [name for name in names if name in known]}
     fitted = []
     for phase in phases:
-        trained = tuple(n for pattern in phase.trained for n in (new if pattern == NEW else (pattern,)))
+        trained = tuple(name for pattern in phase.trained for name in meant.get(pattern, [pattern]))
         losses = {name: weight for name, weight in phase.losses.items() if labelled or name != "label"}
         if trained and phase.recipe.total_epochs:
             fitted.append(dataclasses.replace(phase, trained=trained, losses=losses))
