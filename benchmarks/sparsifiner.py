@@ -45,7 +45,8 @@ TUNED = tuple((keep, rest) for keep in ("0.25", "0.1") for rest in RESTS)
 #: As many multiply-accumulates as `sparsifiner:keep=0.25`.
 LINFORMER = "linformer:keys=44"
 LEARN = "epochs=2,lr=1e-3,batch=16"
-TUNE = "epochs=3,lr=1e-4,batch=32,tokens=0.2"
+TUNE = "lr=1e-4,batch=32,tokens=0.2,epochs="
+EPOCHS = {"dropped": 3, "pooled": 1}  # with the rest pooled a student has less to make good
 
 
 def spec(keep: str, rest: str, name: str = "sparsifiner") -> str:
@@ -95,10 +96,11 @@ def tune(args: argparse.Namespace) -> None:
     for text in [*(spec(*one) for one in TUNED), LINFORMER]:
         if re.search(args.only, text):
             predictor = learned(args) if "sparsifiner" in text else None
+            all_of_it = TUNE + str(EPOCHS["pooled" if "pooled" in text else "dropped"])
             distill(
                 MODEL, args.distil, attention=text, weights=args.weights, predictor=predictor, eval_every=100,
-                out=args.out / "tune" / folder(text), change={"new": "epochs=0" if predictor else LEARN, "all": TUNE},
-                run=Run(workers=0, log_every=20),
+                out=args.out / "tune" / folder(text), run=Run(workers=0, log_every=20),
+                change={"new": "epochs=0" if predictor else LEARN, "all": all_of_it},
             )  # fmt: skip
 
 

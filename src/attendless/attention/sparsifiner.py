@@ -162,8 +162,8 @@ class Sparsifiner(Attention):
         if self.options.rest == "pooled":
             rest = basis.rest(grid.height, grid.width, grid.prefix, self.options.rank, k)
         native = self._path(q, grid) == "native"
-        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, *self.predictor().values()))
-        chooses = learns and any(x.requires_grad for x in self.predictor().values())
+        chooses = torch.is_grad_enabled() and self.up.requires_grad
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, self.up))
         if native and not learns:
             return self._attend_natively(q, k, v, grid, rest), context
         if native and rest is None and not chooses:

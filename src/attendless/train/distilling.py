@@ -38,7 +38,7 @@ class Losses(Options):
     temperature: float = option(1.0, "softens both answers in the logits term", low=0.01)
 
 
-_STUDENT = Recipe(batch=64, weight_decay=0.05, warmup_lr=0.0, crop_scale=(0.35, 1.0), crop_pct=0.9, eval_every=1)
+_STUDENT = Recipe(weight_decay=0.05, warmup_lr=0.0, crop_scale=(0.35, 1.0), crop_pct=0.9, eval_every=1)
 
 
 def imitate() -> list[Phase]:
@@ -49,10 +49,10 @@ def imitate() -> list[Phase]:
     Expected, and time: not measured yet.
     """
     new = dataclasses.replace(_STUDENT, epochs=2, batch=16, lr=1e-3, min_lr=1e-5, warmup=0.1)
-    whole = dataclasses.replace(_STUDENT, epochs=5, lr=5e-5, min_lr=1e-6, warmup=0.5, clip=1.0)
+    whole = dataclasses.replace(_STUDENT, epochs=3, batch=32, lr=1e-4, min_lr=1e-6, warmup=0.5, clip=1.0)
     return [
         Phase(NEW, new, dataclasses.asdict(Losses(logits=1.0, tokens=1.0)), (NEW,)),
-        Phase("all", whole, dataclasses.asdict(Losses(logits=1.0, tokens=1.0))),
+        Phase("all", whole, dataclasses.asdict(Losses(logits=1.0, tokens=0.2))),
     ]
 
 
