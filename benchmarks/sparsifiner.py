@@ -5,11 +5,11 @@
 WEIGHTS are DeiT-Tiny's; DISTIL is a folder of images to learn from, whose labels are not used; EVAL one of labelled
 images to be judged on. Stages:
 
-    learn      the predictor alone, against the teacher's attention maps                DIR/learn/predictor.safetensors
-    tune       then everything, against the teacher's answers and tokens, at some keep rates       DIR/tune/<spec>/
-    evaluate   every row of the tables, several at a time                                          DIR/rows.json
-    time       each attention against the dense model, by turns                                    DIR/times.json
-    report     the tables in Markdown and the figure, from what there is so far        DIR/tables.md, DIR/pareto.png
+    learn      the predictor alone, from the teacher's answers and last tokens           DIR/learn/predictor.safetensors
+    tune       then everything, from the same, at some keep rates                        DIR/tuned/, DIR/joint/
+    evaluate   every row of the tables, several at a time                                DIR/rows.json
+    time       each attention against the dense model, by turns                          DIR/times.json
+    report     the tables in Markdown and the figure, from what there is so far          DIR/tables.md, DIR/pareto.png
 
 Killed and started again, every stage goes on where it was.
 """
@@ -41,7 +41,6 @@ MODEL = "deit_tiny_patch16_224"
 #: The keep rates of the paper's second table, and 0.25, at which its others are.
 KEEPS = ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.25", "0.2", "0.1", "0.05", "0.01")
 RESTS = ("dropped", "pooled")
-TUNED = tuple((keep, rest) for keep in ("0.25", "0.1") for rest in RESTS)
 #: As many multiply-accumulates as `sparsifiner:keep=0.25`.
 LINFORMER = "linformer:keys=44"
 LEARN = "epochs=2,lr=1e-3,batch=16"
@@ -53,18 +52,26 @@ def spec(keep: str, rest: str, name: str = "sparsifiner") -> str:
     return f"{name}:keep={keep}" + (f",rest={rest}" if rest != "dropped" else "")
 
 
+def fine_tuned() -> Iterator[tuple[str, str]]:
+    """What is fine-tuned: after its new parameters have learned alone (`tuned`), or everything at once (`joint`)."""
+    for keep in ("0.25", "0.1"):
+        for rest in RESTS:
+            yield "tuned", spec(keep, rest)
+    yield "joint", spec("0.1", "pooled")
+    yield "tuned", LINFORMER
+
+
 def wanted() -> Iterator[tuple[str, str, int]]:
     """Every row of the tables: how it came about, its attention, the size of the images."""
     for rest in RESTS:
         for keep in KEEPS:
             for name, how in (("topk", "oracle"), ("sparsifiner", "untrained"), ("sparsifiner", "predictor")):
                 yield how, spec(keep, rest, name), 224
-    for keep, rest in TUNED:
-        yield "tuned", spec(keep, rest), 224
+    for how, attention in fine_tuned():
+        yield how, attention, 224
     for keep in ("0.5", "0.25", "0.1"):
         for rest in RESTS:
             yield "predictor", spec(keep, rest), 384
-    yield "tuned", LINFORMER, 224
 
 
 def main() -> None:
@@ -93,14 +100,15 @@ def learn(args: argparse.Namespace) -> None:
 
 
 def tune(args: argparse.Namespace) -> None:
-    for text in [*(spec(*one) for one in TUNED), LINFORMER]:
-        if re.search(args.only, text):
-            predictor = learned(args) if "sparsifiner" in text else None
-            all_of_it = TUNE + str(EPOCHS["pooled" if "pooled" in text else "dropped"])
+    for how, text in fine_tuned():
+        if re.search(args.only, f"{how} {text}"):
+            predictor = learned(args) if how == "tuned" and text != LINFORMER else None
+            alone = LEARN if text == LINFORMER else "epochs=0"
+            together = TUNE + str(EPOCHS["pooled" if "pooled" in text else "dropped"])
             distill(
                 MODEL, args.distil, attention=text, weights=args.weights, predictor=predictor, eval_every=100,
-                out=args.out / "tune" / folder(text), run=Run(workers=0, log_every=20),
-                change={"new": "epochs=0" if predictor else LEARN, "all": all_of_it},
+                out=student(args, how, text).parent, run=Run(workers=0, log_every=20),
+                change={"new": alone, "all": together},
             )  # fmt: skip
 
 
@@ -108,16 +116,13 @@ def learned(args: argparse.Namespace) -> Path:
     return args.out / "learn" / "predictor.safetensors"
 
 
-def folder(text: str) -> str:
-    return text.replace(":", "-").replace(",", "-").replace("=", "")
-
-
 def measure(args: argparse.Namespace) -> None:
     found, source = read(args.out / "rows.json"), open_data(args.eval, "val")
+    made = set(fine_tuned())
     todo = [row for row in wanted() if key(*row) not in found and re.search(args.only, key(*row))]
     for size in sorted({size for _, _, size in todo}):
         dense = open_model(MODEL, weights=args.weights, attention="full", size=size)
-        rows = [row for row in todo if row[2] == size and (row[0] != "tuned" or tuned(args, row[1]).is_file())]
+        rows = [row for row in todo if row[2] == size and (row[:2] not in made or student(args, *row[:2]).is_file())]
         transform = preprocessing(dense, (size, size), None if size == 224 else 1.0)
         few = load_images(source, transform, 16)
         for some in (rows[i : i + args.at_once] for i in range(0, len(rows), args.at_once)):
@@ -134,13 +139,13 @@ def key(how: str, attention: str, size: int) -> str:
     return f"{how} {attention} {size}"
 
 
-def tuned(args: argparse.Namespace, text: str) -> Path:
-    return args.out / "tune" / folder(text) / "last.safetensors"
+def student(args: argparse.Namespace, how: str, text: str) -> Path:
+    return Path(args.out, how, re.sub("[:,=]", "-", text), "last.safetensors")
 
 
 def build(args: argparse.Namespace, dense: Any, how: str, attention: str, size: int) -> Any:
-    if how == "tuned":
-        return load(tuned(args, attention))
+    if (how, attention) in set(fine_tuned()):
+        return load(student(args, how, attention))
     predictor = learned(args) if how == "predictor" else None
     return convert(dense, attention, below_breakeven="keep", predictor=predictor).eval()
 
@@ -208,7 +213,9 @@ def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
 
 
 def table_tuned(rows: dict[str, Any], times: dict[str, Any]) -> str:
-    return "### Everything fine-tuned\n" + listing(rows, times, lambda how, size: how == "tuned", "predictor")
+    return "### Everything fine-tuned\n" + listing(
+        rows, times, lambda how, size: how in ("tuned", "joint"), "predictor"
+    )
 
 
 def table_3(rows: dict[str, Any], times: dict[str, Any]) -> str:
@@ -219,13 +226,13 @@ def listing(
     rows: dict[str, Any], times: dict[str, Any], belongs: Callable[[str, int], bool], timed_as: str = ""
 ) -> str:
     """A line per row that belongs; `timed_as` names the rows that take the same time."""
-    lines = ["| attention | top-1 | against dense (95 %) | same answer | core MACs | whole model |", "|---" * 6 + "|"]
+    lines = ["| | attention | top-1 | against dense (95 %) | same answer | core MACs | whole model |", "|---" * 7 + "|"]
     for how, attention, size in [("dense", "full", 384), *wanted()]:
         row = rows.get(key(how, attention, size))
         if row is not None and belongs(how, size):
             time = times.get(key(how, attention, size)) or times.get(key(timed_as, attention, size))
             lines.append(
-                f"| `{attention}` | {row['top1']:.1f} | {against(row)} | {row['agreement']:.3f} | "
+                f"| {how} | `{attention}` | {row['top1']:.1f} | {against(row)} | {row['agreement']:.3f} | "
                 f"{row['core'] / 1e6:.0f} M | {speed(time)} |"
             )
     return "\n".join(lines)
@@ -250,7 +257,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    styles = {"oracle": ":", "untrained": "--", "predictor": "-", "tuned": ""}
+    styles = {"oracle": ":", "untrained": "--", "predictor": "-", "tuned": "", "joint": ""}
     colours = {"dropped": "#0072b2", "pooled": "#d55e00"}
     for how, style in styles.items():
         for rest, colour in colours.items():
@@ -261,9 +268,9 @@ def draw(rows: dict[str, Any], path: Path) -> None:
                 (rows[n]["core"] / 1e6, rows[n]["top1"]) for n in names if n in rows and "linformer" not in n
             )
             if points:
-                marker = "*" if how == "tuned" else "o"
-                axes.plot(*zip(*points, strict=True), style, marker=marker, markersize=9 if how == "tuned" else 3,
-                          linestyle=style or "none", color=colour, label=f"{how}, rest {rest}")  # fmt: skip
+                marker, size = {"tuned": ("*", 10), "joint": ("P", 8)}.get(how, ("o", 3))
+                axes.plot(*zip(*points, strict=True), marker=marker, markersize=size, linestyle=style or "none",
+                          color=colour, label=f"{how}, rest {rest}")  # fmt: skip
     full = rows[key("dense", "full", 224)]
     axes.plot(full["core"] / 1e6, full["top1"], "ks", label="dense")
     axes.set(xlabel="multiply-accumulates of the attention core (M)", ylabel="top-1 (%)", ylim=(40, None))
