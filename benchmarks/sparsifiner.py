@@ -258,6 +258,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     styles = {"oracle": ":", "untrained": "--", "predictor": "-", "tuned": "", "joint": ""}
+    titles = {"oracle": "exact choice", "predictor": "predictor learned"}
     colours = {"dropped": "#0072b2", "pooled": "#d55e00"}
     for how, style in styles.items():
         for rest, colour in colours.items():
@@ -270,7 +271,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
             if points:
                 marker, size = {"tuned": ("*", 10), "joint": ("P", 8)}.get(how, ("o", 3))
                 axes.plot(*zip(*points, strict=True), marker=marker, markersize=size, linestyle=style or "none",
-                          color=colour, label=f"{how}, rest {rest}")  # fmt: skip
+                          color=colour, label=f"{titles.get(how, how)}, rest {rest}")  # fmt: skip
     full = rows[key("dense", "full", 224)]
     axes.plot(full["core"] / 1e6, full["top1"], "ks", label="dense")
     axes.set(xlabel="multiply-accumulates of the attention core (M)", ylabel="top-1 (%)", ylim=(40, None))

@@ -60,7 +60,8 @@ class Case:
             "basis": sparse(R, N),
             "tail_scores": torch.randn(B, H, N, R, generator=random) if self.tail else None,
             "tail_values": torch.randn(B, H, R, self.value_width, generator=random) if self.tail else None,
-            "share": torch.rand(N, R, generator=random) if self.tail else None,
+            # Of 64 parts: what is left of an average is a difference, and must not be one of rounding errors.
+            "share": torch.randint(65, (N, R), generator=random) / 64 if self.tail else None,
         }
 
 
