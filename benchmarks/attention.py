@@ -134,7 +134,7 @@ def sparsifiner(tokens: int, keep: float, rank: int = 32) -> Run:
         return torch.softmax(spread * (q @ (down @ k).transpose(-2, -1)), dim=-1)
 
     tau = coefficients(q, k)[0, 0].flatten().sort().values[round(0.87 * rank * tokens)].item()
-    tail, sizes = (None, None, None), (max(1, round(keep * tokens)), 1, tau, SCALE)
+    tail, sizes = (None, None, None), (max(1, round(keep * tokens)), 1, tau, 0, SCALE)
     return lambda q, k, v: torch.ops.attendless.sparsifiner(q, k, v, None, coefficients(q, k), *basis, *tail, *sizes)
 
 

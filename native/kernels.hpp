@@ -68,6 +68,7 @@ struct Sparsifiner {
   Problem problem;
   int budget, prefix;
   float tau;           // coefficients up to this count as 0
+  int top;             // and those smaller than so many others; 0: any number counts
   View coefficients;   // [batch, heads, tokens, ranks]
   Groups basis;        // the tokens each rank connects to
   const float* weight;  // of each of them

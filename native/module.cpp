@@ -258,17 +258,18 @@ struct Basis {
 };
 
 Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Basis& basis, int budget,
-                           int prefix, float tau) {
+                           int prefix, float tau, int top) {
   Sparsifiner args{};
   args.problem = problem;
   args.budget = budget;
   args.prefix = prefix;
   args.tau = tau;
+  args.top = top;
   args.coefficients = view(coefficients, "coefficients", problem);
   args.basis = {int(basis.start.size()) - 1, basis.start.data(), basis.index.data()};
   args.weight = basis.value.data();
-  require(budget >= 1 && budget <= problem.tokens && prefix >= 0,
-          "budget must be from 1 to the number of tokens, and prefix not below 0");
+  require(budget >= 1 && budget <= problem.tokens && prefix >= 0 && top >= 0,
+          "budget must be from 1 to the number of tokens, and neither prefix nor top below 0");
   require(args.basis.count == args.coefficients.width, "the basis must have a row for each coefficient");
   require(args.basis.start[0] == 0 && size_t(args.basis.start[args.basis.count]) <= basis.index.size() &&
               basis.value.size() == basis.index.size(),
@@ -290,7 +291,7 @@ void run_sparsifiner(const Sparsifiner& args) {
 }
 
 void sparsifiner_select(const Heads& coefficients, const Indices& basis_start, const Indices& basis_index,
-                        const Floats& basis_value, int budget, int prefix, float tau, int threads,
+                        const Floats& basis_value, int budget, int prefix, float tau, int top, int threads,
                         const Chosen& indices, const Counts& counts) {
   Problem problem{};
   problem.batch = int(coefficients.shape(0));
@@ -298,7 +299,7 @@ void sparsifiner_select(const Heads& coefficients, const Indices& basis_start, c
   problem.tokens = int(coefficients.shape(2));
   problem.threads = threads < 1 ? 1 : threads;
   Sparsifiner args =
-      sparsifiner_of(problem, coefficients, {basis_start, basis_index, basis_value}, budget, prefix, tau);
+      sparsifiner_of(problem, coefficients, {basis_start, basis_index, basis_value}, budget, prefix, tau, top);
   require(int(indices.size()) == problem.batch * problem.heads * problem.tokens * budget &&
               int(counts.size()) == problem.batch * problem.heads * problem.tokens,
           "indices must be [batch, heads, tokens, budget], and counts [batch, heads, tokens]");
@@ -311,11 +312,11 @@ void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::opti
                  const Heads& coefficients, const Indices& basis_start, const Indices& basis_index,
                  const Floats& basis_value, const std::optional<Heads>& tail_scores,
                  const std::optional<Heads>& tail_values, const std::optional<Bias>& share, int budget, int prefix,
-                 float tau, float scale, int threads, const Heads& out, const Lse& lse) {
+                 float tau, int top, float scale, int threads, const Heads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
   Sparsifiner args =
-      sparsifiner_of(problem, coefficients, {basis_start, basis_index, basis_value}, budget, prefix, tau);
+      sparsifiner_of(problem, coefficients, {basis_start, basis_index, basis_value}, budget, prefix, tau, top);
   require(tail_scores.has_value() == share.has_value() && tail_values.has_value() == share.has_value(),
           "tail_scores, tail_values and share come together or not at all");
   if (share) {
@@ -368,8 +369,9 @@ NB_MODULE(_native, m) {
         MAYBE("counts"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"), ARRAY("q_grad"),
         ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"));
   m.def("sparsifiner_select", &sparsifiner_select, ARRAY("coefficients"), ARRAY("basis_start"), ARRAY("basis_index"),
-        ARRAY("basis_value"), "budget"_a, "prefix"_a, "tau"_a, "threads"_a, ARRAY("indices"), ARRAY("counts"));
+        ARRAY("basis_value"), "budget"_a, "prefix"_a, "tau"_a, "top"_a, "threads"_a, ARRAY("indices"), ARRAY("counts"));
   m.def("sparsifiner", &sparsifiner, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("coefficients"),
         ARRAY("basis_start"), ARRAY("basis_index"), ARRAY("basis_value"), MAYBE("tail_scores"), MAYBE("tail_values"),
-        MAYBE("share"), "budget"_a, "prefix"_a, "tau"_a, "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"));
+        MAYBE("share"), "budget"_a, "prefix"_a, "tau"_a, "top"_a, "scale"_a, "threads"_a, ARRAY("out"),
+        ARRAY("lse"));
 }

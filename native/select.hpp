@@ -45,7 +45,7 @@ struct Select {
     }
     for (int i = 0; i < owned; ++i) score[own[i]] = kInfinity;
     const Threshold threshold = owned < budget
-                                    ? search(score, count, length, budget, -S::largest(-low), S::largest(high))
+                                    ? search(score, count, length, budget, -S::largest(-low), S::largest(high), evenly)
                                     : Threshold{kInfinity, at_least(score, length, kInfinity)};
     emit(score, length, threshold, budget, index, count_from);
     std::memcpy(chosen, index, sizeof(int32_t) * budget);
@@ -76,8 +76,21 @@ struct Select {
     for (int i = found.count; i < length; ++i) found.value[i] = 0.f;
     F high{};
     for (int i = 0; i < length; i += W) high = S::max(high, S::load(found.value + i));
-    const Threshold threshold = search(found.value, found.count, length, budget, 0.f, S::largest(high));
+    const Threshold threshold = search(found.value, found.count, length, budget, 0.f, S::largest(high), by_ratio);
     return emit(found.value, length, threshold, budget, chosen, [&](int i) { return Eight::load(found.number + i); });
+  }
+
+  // A score that the `n` largest of `count`, all above 0, reach, and others only if they equal one of these.
+  // `scratch` has room for a multiple of 16.
+  static float reached_by(int n, const float* score, int count, float* scratch) {
+    if (n >= count) return -kInfinity;
+    const int length = (count + 15) / 16 * 16;
+    float high = 0.f;
+    for (int i = 0; i < length; ++i) {
+      scratch[i] = i < count ? score[i] : -kInfinity;
+      high = scratch[i] > high ? scratch[i] : high;
+    }
+    return search(scratch, count, length, n, 0.f, high, by_ratio).value;
   }
 
  private:
@@ -112,17 +125,30 @@ struct Select {
     return x;
   }
 
+  // What lies `part` of the way from one score to another: for scores that lie evenly, and for those above 0 that lie
+  // evenly by their logarithms, which is what the bits of a float nearly are.
+  static INLINE int64_t evenly(int64_t low, int64_t high, float part) {
+    return order((1.f - part) * value(int32_t(low)) + part * value(int32_t(high)));
+  }
+  static INLINE int64_t by_ratio(int64_t low, int64_t high, float part) {
+    const int64_t far = high - (kOctaves << 23);  // few are smaller, by as many factors of 2
+    low = far > low ? far : low;
+    return low + int64_t(part * float(high - low));
+  }
+  static constexpr int64_t kOctaves = 12;
+
   // The largest threshold that at least `budget` scores reach, or any that exactly `budget` do. All `count` scores lie
-  // between `smallest` and `greatest`; `count` is more than `budget`.
-  static INLINE Threshold search(const float* score, int count, int length, int budget, float smallest,
-                                 float greatest) {
+  // between `smallest` and `greatest`, about as `between` says; `count` is more than `budget`.
+  template <class Between>
+  static INLINE Threshold search(const float* score, int count, int length, int budget, float smallest, float greatest,
+                                 Between between) {
     int64_t low = order(smallest), high = order(greatest);
     int below = count, above = 0;  // how many reach `low`; how many what is just above `high`
     for (int step = 0; low < high; ++step) {
       int64_t middle = (low + high + 1) >> 1;
-      if (step < 16) {  // scores lie more evenly than the integers their bits are, and thin out towards the largest
+      if (step < 16) {  // scores thin out towards the largest
         const float part = step % 4 < 3 ? (root(below) - root(budget)) / (root(below) - root(above)) : 0.5f;
-        const int64_t guess = order((1.f - part) * value(int32_t(low)) + part * value(int32_t(high)));
+        const int64_t guess = between(low, high, part);
         if (guess > low && guess <= high) middle = guess;
       }
       const int found = least(count, at_least(score, length, value(int32_t(middle))));

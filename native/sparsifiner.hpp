@@ -2,8 +2,10 @@
 // best and attends to them.
 //
 // Connectivity is a sum of a few rows of the basis. They are spread out into plain rows first: adding whole vectors,
-// mostly of zeros, is quicker than adding numbers one by one. A list lives in a thread's scratch for as long as its
-// query is attended.
+// mostly of zeros, is quicker than adding numbers one by one.
+//
+// Some queries at a time first choose, which leaves the basis in the cache, then attend, to one range of keys after the
+// other, which leaves that range there. Their lists live in a thread's scratch for as long.
 #pragma once
 
 #include "listed.hpp"
@@ -31,7 +33,8 @@ struct SparsifinerHead {
   static int64_t thread_floats(const Sparsifiner& s) {
     const int64_t ranks = padded(s.coefficients.width), keys = padded(int64_t(s.problem.tokens));
     const int64_t choosing = 2 * (keys + 16) + 4 * ranks, seeing_all = keys;
-    return choosing + seeing_all + 2 * longest(s) + group_scratch(s.problem.q.width, s.problem.v.width);
+    const int64_t query = 2 * longest(s) + padded(s.problem.q.width) + padded(s.problem.v.width);
+    return choosing + seeing_all + kQueries * query + group_scratch(s.problem.q.width, s.problem.v.width);
   }
   // Entries of a list at most, with room for whole vectors.
   static int64_t longest(const Sparsifiner& s) { return padded(s.budget + s.coefficients.width + 8); }
@@ -64,15 +67,17 @@ struct SparsifinerHead {
   }
 
   // Prefix queries, which see every token, a few at a time; then the others.
-  static constexpr int kPrefix = 4, kQueries = 16;
+  static constexpr int kPrefix = 4, kQueries = 64;
   bool attends() const { return !args.indices; }
   int prefix_pieces() const { return (prefix + kPrefix - 1) / kPrefix; }
-  int pieces() const { return prefix_pieces() + (tokens - prefix + kQueries - 1) / kQueries; }
+  int at_once() const { return attends() && tokens > 2 * range() ? kQueries : kQueries / 4; }
+  int pieces() const { return prefix_pieces() + (tokens - prefix + at_once() - 1) / at_once(); }
 
   void forward(int piece, Cursor memory) const {
     if (piece < prefix_pieces()) return attend_prefix(piece * kPrefix, memory);
-    const int first = prefix + (piece - prefix_pieces()) * kQueries, last = least(first + kQueries, tokens);
-    for (int query = first; query < last; ++query) attends() ? attend(query, memory) : list(query, memory);
+    const int first = prefix + (piece - prefix_pieces()) * at_once(), count = least(at_once(), tokens - first);
+    if (attends()) return attend(first, count, memory);
+    for (int query = first; query < first + count; ++query) list(query, memory);
   }
 
   void backward(const Rows&, Cursor) const {}  // for inference
@@ -87,14 +92,15 @@ struct SparsifinerHead {
     Cursor scratch = memory;
     float* const factor = scratch.floats(ranks);
     const float** const row = reinterpret_cast<const float**>(scratch.floats(2 * ranks));
+    typename Select<W>::Positive found{scratch.floats(length + 8), scratch.ints(length + 8), 0};
     const float* const coefficient = head.row(args.coefficients, query);
+    const float bound = args.top ? Select<W>::reached_by(args.top, coefficient, ranks, factor) : -kInfinity;
     int used = 0;
     for (int r = 0; r < ranks; ++r) {
       factor[used] = coefficient[r];
       row[used] = basis + int64_t(r) * length;
-      used += coefficient[r] > args.tau;  // NaN is not
+      used += coefficient[r] > args.tau && coefficient[r] >= bound;  // NaN is not
     }
-    typename Select<W>::Positive found{scratch.floats(length + 8), scratch.ints(length + 8), 0};
     for (int first = 0; first < length; first += kScores) {
       float score[kScores];
       const int count = least(kScores, length - first);
@@ -116,17 +122,56 @@ struct SparsifinerHead {
 
   // Attending -------------------------------------------------------------------------------------------------------
 
-  void attend(int query, Cursor memory) const {
-    List seen = choose(query, memory);
-    float* const q = L::load_row(head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e, memory);
-    float* const p = memory.floats(longest(args));
-    float* const out = L::zeros(rows.value_width, memory);
-    L::scores(rows, head.problem.bias, seen, q, p);
-    if (args.share) seen.count += add_tail(query, seen, p, memory);
-    const auto weighed = L::weigh(p, seen.count);
-    L::combine(seen, p, rows.v, padded(rows.value_width), out);
-    L::finish(head, query, out, weighed);
+  // What a query sees, and what becomes of it: scores, then weights; the weighted sum of values.
+  struct Query {
+    List seen;
+    float *q, *p, *out;
+    typename L::Weighed weighed;
+    int done;  // of the list
+  };
+
+  void attend(int first, int count, Cursor memory) const {
+    Query queries[kQueries];
+    for (int i = 0; i < count; ++i) {
+      Query& query = queries[i];
+      query.seen = choose(first + i, memory);
+      query.q = L::load_row(head.row(head.problem.q, first + i), rows.width, head.problem.scale * kLog2e, memory);
+      query.p = memory.floats(longest(args));
+      query.out = L::zeros(rows.value_width, memory);
+    }
+    by_ranges(queries, count, [&](const Query& query, const List& part, float* p) {
+      L::scores(rows, head.problem.bias, part, query.q, p);
+    });
+    for (int i = 0; i < count; ++i) {
+      Query& query = queries[i];
+      if (args.share) query.seen.count += add_tail(first + i, query.seen, query.p, memory);
+      query.weighed = L::weigh(query.p, query.seen.count);
+    }
+    by_ranges(queries, count, [&](const Query& query, const List& part, const float* p) {
+      L::combine(part, p, rows.v, padded(rows.value_width), query.out);
+    });
+    for (int i = 0; i < count; ++i) L::finish(head, first + i, queries[i].out, queries[i].weighed);
   }
+
+  // Every query's list and scores, as far as one range of keys goes, then the next. Parts are whole vectors, so that
+  // nothing is computed twice; the last has what is left, and the tail.
+  template <class Visit>
+  INLINE void by_ranges(Query* queries, int count, Visit visit) const {
+    for (int i = 0; i < count; ++i) queries[i].done = 0;
+    for (int end = range();; end += range()) {
+      for (int i = 0; i < count; ++i) {
+        Query& query = queries[i];
+        const int32_t* const row = query.seen.row;
+        int next = end < tokens ? query.done : query.seen.count;
+        while (next + W <= query.seen.count && row[next + W - 1] < end) next += W;
+        visit(query, {row + query.done, next - query.done}, query.p + query.done);
+        query.done = next;
+      }
+      if (end >= tokens) return;
+    }
+  }
+  // Keys whose rows take a small part of a second-level cache.
+  int range() const { return 1 + (1 << 15) / padded(rows.width > rows.value_width ? rows.width : rows.value_width); }
 
   // Every rank that has something left which was not chosen joins the list as one more key, which stands for it.
   INLINE int add_tail(int query, const List& seen, float* p, Cursor memory) const {

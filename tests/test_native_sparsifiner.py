@@ -75,8 +75,8 @@ def cases(draw: st.DrawFn) -> Case:
         ranks=draw(st.integers(1, 34)),
         budget=draw(st.integers(1, tokens)),
         prefix=draw(st.integers(0, min(6, tokens))),
-        width=draw(st.sampled_from([1, 8, 16, 24, 33, 64])),
-        value_width=draw(st.sampled_from([1, 5, 16, 40, 64])),
+        width=draw(st.sampled_from([1, 8, 16, 24, 33, 64, 2000])),  # wide rows are attended to by ranges of keys
+        value_width=draw(st.sampled_from([1, 5, 16, 40, 64, 1500])),
         dense=draw(st.sampled_from([0.0, 0.1, 0.4, 1.0])),
         levels=draw(st.sampled_from([0, 1, 3])),
         biased=draw(st.booleans()),
@@ -117,14 +117,14 @@ def definition(t: dict, lists: dict[tuple, list[int]], prefix: int) -> Tensor:
     return out
 
 
-def select(t: dict, case: Case, tau: float = 0.0) -> tuple[Tensor, Tensor]:
-    return native.sparsifiner_select(t["coefficients"], *rows(t["basis"]), case.budget, case.prefix, tau)
+def select(t: dict, case: Case, tau: float = 0.0, top: int = 0) -> tuple[Tensor, Tensor]:
+    return native.sparsifiner_select(t["coefficients"], *rows(t["basis"]), case.budget, case.prefix, tau, top)
 
 
-def arguments(t: dict, case: Case, tau: float = 0.0) -> tuple:
+def arguments(t: dict, case: Case, tau: float = 0.0, top: int = 0) -> tuple:
     tail = (t["tail_scores"], t["tail_values"], t["share"])
     heads = (t["q"], t["k"], t["v"], t["key_bias"], t["coefficients"])
-    return (*heads, *rows(t["basis"]), *tail, case.budget, case.prefix, tau, SCALE)
+    return (*heads, *rows(t["basis"]), *tail, case.budget, case.prefix, tau, top, SCALE)
 
 
 def as_lists(indices: Tensor, counts: Tensor) -> dict[tuple, list[int]]:
@@ -138,6 +138,8 @@ def as_lists(indices: Tensor, counts: Tensor) -> dict[tuple, list[int]]:
 @example(case=Case(tokens=70, budget=70, dense=1.0))
 @example(case=Case(dense=0.0))
 @example(case=Case(tokens=197, budget=20, batch=1, ranks=32, levels=1))
+@example(case=Case(tokens=197, budget=60, batch=1, ranks=32, width=1000))
+@example(case=Case(tokens=150, budget=150, batch=1, dense=1.0, value_width=1000, tail=False))
 @sweep
 def test_chooses_and_attends_as_defined(path: str, case: Case) -> None:
     t = case.tensors()
@@ -204,6 +206,19 @@ def test_small_coefficients_count_as_nothing(path: str) -> None:
     assert torch.equal(native.sparsifiner(*arguments(t, case, 0.5)), native.sparsifiner(*arguments(cut, case)))
 
 
+@given(case=cases(), top=st.integers(1, 40), low=st.sampled_from([1e-2, 1e-12, 1e-40]))
+@example(case=Case(tokens=9, budget=4, ranks=3, dense=1.0, levels=1), top=2, low=1e-2)  # all equal: all are largest
+@sweep
+def test_only_the_largest_coefficients_count(path: str, case: Case, top: int, low: float) -> None:
+    t = case.tensors()
+    if not case.levels:  # as far apart as softmax makes them
+        t["coefficients"] = t["coefficients"] ** 8 * low
+    least = t["coefficients"].topk(min(top, case.ranks)).values[..., -1:]
+    cut = {**t, "coefficients": t["coefficients"].where(t["coefficients"] >= least, 0)}
+    assert all(torch.equal(x, y) for x, y in zip(select(t, case, top=top), select(cut, case), strict=True))
+    assert torch.equal(native.sparsifiner(*arguments(t, case, top=top)), native.sparsifiner(*arguments(cut, case)))
+
+
 def test_takes_any_strides(path: str) -> None:
     case = Case()
     t = case.tensors()
@@ -239,7 +254,7 @@ def test_says_what_is_wrong() -> None:
     start, index, value = rows(t["basis"])
 
     def attempt(*basis: Tensor, budget: int = 5) -> None:
-        native.sparsifiner_select(t["coefficients"], *basis, budget, 1, 0.0)
+        native.sparsifiner_select(t["coefficients"], *basis, budget, 1, 0.0, 0)
 
     with pytest.raises(UserError, match="budget must be from 1 to the number of tokens"):
         attempt(start, index, value, budget=51)
@@ -266,7 +281,7 @@ def test_the_operators_keep_pytorchs_rules() -> None:
     for t in (case.tensors(), dataclasses.replace(case, tail=False, biased=False).tensors()):
         basis = rows(t["basis"])
         torch.library.opcheck(torch.ops.attendless.sparsifiner, arguments(t, case))
-        torch.library.opcheck(torch.ops.attendless.sparsifiner_select, (t["coefficients"], *basis, 3, 1, 0.0))
+        torch.library.opcheck(torch.ops.attendless.sparsifiner_select, (t["coefficients"], *basis, 3, 1, 0.0, 2))
 
 
 def test_has_no_gradient_and_says_so() -> None:

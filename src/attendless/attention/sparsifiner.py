@@ -87,6 +87,11 @@ class Sparsifiner(Attention):
     def released(self) -> bool:
         return bool(self.options.variant == "released")
 
+    @property
+    def top(self) -> int:
+        """How many coefficients count, or 0: as many as exceed tau."""
+        return int(self.options.top or (8 if self.released else 0))
+
     def budget(self, grid: Grid) -> int:
         """How many keys a query looks at, at most."""
         return budget(self.options.keep, grid.tokens)
@@ -112,9 +117,8 @@ class Sparsifiner(Attention):
     def sparse_coefficients(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """[A]: small ones set to zero."""
         found = self.coefficients(q, k, grid)
-        top = self.options.top or (8 if self.released else 0)
-        if top:
-            least = found.topk(min(top, found.shape[-1]), dim=-1).values[..., -1:]
+        if self.top:
+            least = found.topk(min(self.top, found.shape[-1]), dim=-1).values[..., -1:]
             return found.where(found >= least, 0)
         return found.where(found > self.options.tau, 0)
 
@@ -185,8 +189,9 @@ class Sparsifiner(Attention):
         tail: tuple[Tensor | None, ...] = (None, None, None)
         if rest is not None:
             tail = (self.scale * q @ (rest.average @ k).transpose(-2, -1), rest.average @ v, rest.share)
-        guess, sizes = self._guess(q, k, grid), (self.budget(grid), grid.prefix, 0.0, self.scale)
-        return torch.ops.attendless.sparsifiner(q, k, v, None, *guess, *tail, *sizes)
+        return torch.ops.attendless.sparsifiner(
+            q, k, v, None, *self._guess(q, k, grid), *tail, *self._limits(grid), self.scale
+        )
 
     def _attend_to_lists(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """Choose, then attend to what was chosen, with gradients."""
@@ -197,11 +202,15 @@ class Sparsifiner(Attention):
     @torch.no_grad()
     def _list_natively(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """The chosen keys as lists, which a backward pass needs: none for prefix queries, which see everything."""
-        return torch.ops.attendless.sparsifiner_select(*self._guess(q, k, grid), self.budget(grid), grid.prefix, 0.0)
+        return torch.ops.attendless.sparsifiner_select(*self._guess(q, k, grid), *self._limits(grid))
 
     def _guess(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, ...]:
-        """Sparse coefficients and the sparse basis, as the kernels take them."""
-        return self.sparse_coefficients(q, k, grid), *basis.sparse_rows(self.sparse_basis(grid))
+        """Coefficients, which the kernels make sparse, and the sparse basis, as they take it."""
+        return self.coefficients(q, k, grid), *basis.sparse_rows(self.sparse_basis(grid))
+
+    def _limits(self, grid: Grid) -> tuple[int, int, float, int]:
+        """What the kernels choose by: budget, prefix, tau, top."""
+        return self.budget(grid), grid.prefix, 0.0 if self.top else self.options.tau, self.top
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """As every attention's. With `softmax=full` a row is not a distribution: what was not chosen is missing."""
@@ -301,8 +310,7 @@ class Sparsifiner(Attention):
     def _connectivity_macs(self, grid: Grid) -> int:
         """Of one query: its coefficients times the entries of the basis that are not zero."""
         rank, tau = self.options.rank, self.options.tau
-        top = self.options.top or (8 if self.released else 0)
-        coefficients = min(rank, top) if top else rank if tau == 0 else min(rank, math.ceil(1 / tau) - 1)
+        coefficients = min(rank, self.top) if self.top else rank if tau == 0 else min(rank, math.ceil(1 / tau) - 1)
         with torch.no_grad():
             filled = int(self.sparse_basis(grid).count_nonzero())
         return coefficients * filled // rank

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from ..storage import atomic
 from . import basis, chosen, foveal, gather, native, ops, patterns
 
-_VERSION = 4
+_VERSION = 5
 #: Sides of the square grids measured; heads and head width of a small ViT.
 _SIDES, _HEADS, _WIDTH = (14, 24, 32), 3, 64
 #: Every size has at least this many turns, and more until the seconds are over.
@@ -142,7 +142,7 @@ def _runs(side: int) -> Iterator[tuple[str, float, Callable[[], object]]]:
         return
     rows = basis.sparse_rows(up.where(up > 0.01, 0))
     found = partial(
-        torch.ops.attendless.sparsifiner, q, k, v, None, guess, *rows, None, None, None, N // 10, 0, 0.0, scale
+        torch.ops.attendless.sparsifiner, q, k, v, None, guess, *rows, None, None, None, N // 10, 0, 0.0, 0, scale
     )
     yield kernel("sparsifiner", "native"), 2 * N * (N // 10 + rank) * dim, found
 

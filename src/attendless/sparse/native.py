@@ -299,11 +299,15 @@ def sparsifiner_select(
     budget: int,
     prefix: int,
     tau: float,
+    top: int,
 ) -> tuple[Tensor, Tensor]:
-    """The keys of each query's largest connectivities: int32 [B, H, N, budget], ascending, and how many: [B, H, N]."""
+    """The keys of each query's largest connectivities: int32 [B, H, N, budget], ascending, and how many: [B, H, N].
+
+    Coefficients count if they are above `tau` and, unless `top` is 0, among its `top` largest.
+    """
     indices = torch.empty(*coefficients.shape[:3], budget, dtype=torch.int32)
     counts = torch.empty(coefficients.shape[:3], dtype=torch.int32)
-    inputs = [_rows(coefficients), *_basis(basis_start, basis_index, basis_value), budget, prefix, tau]
+    inputs = [_rows(coefficients), *_basis(basis_start, basis_index, basis_value), budget, prefix, tau, top]
     _call(kernels().sparsifiner_select, *inputs, torch.get_num_threads(), indices.numpy(), counts.numpy())
     return indices, counts
 
@@ -323,6 +327,7 @@ def sparsifiner(
     budget: int,
     prefix: int,
     tau: float,
+    top: int,
     scale: float,
 ) -> Tensor:
     """Choose as `sparsifiner_select` does and attend at once: out [B, H, N, ·]. No list outlives its query."""
@@ -330,6 +335,6 @@ def sparsifiner(
     heads = [*map(_rows, (q, k, v)), _whole(key_bias, torch.float32), _rows(coefficients)]
     basis = _basis(basis_start, basis_index, basis_value)
     tail = [*(None if x is None else _rows(x) for x in (tail_scores, tail_values)), _whole(share, torch.float32)]
-    sizes = [budget, prefix, tau, scale, torch.get_num_threads()]
+    sizes = [budget, prefix, tau, top, scale, torch.get_num_threads()]
     _call(kernels().sparsifiner, *heads, *basis, *tail, *sizes, out.numpy(), lse.numpy())
     return _typed(out, q)
