@@ -126,7 +126,6 @@ def sparsifiner(tokens: int, keep: float, rank: int = 32) -> Run:
     down = torch.randn(rank, tokens, generator=random) * tokens**-0.5
     up = torch.rand(rank, tokens, generator=random)
     up *= torch.rand(rank, tokens, generator=random) < 0.1
-    basis = (F.pad((up != 0).sum(1).cumsum(0), (1, 0)).int(), up.nonzero()[:, 1].int(), up[up != 0])
     q, k, _ = inputs(tokens)
     spread = 1.5 / (q @ (down @ k).transpose(-2, -1)).std()
 
@@ -135,7 +134,7 @@ def sparsifiner(tokens: int, keep: float, rank: int = 32) -> Run:
 
     tau = coefficients(q, k)[0, 0].flatten().sort().values[round(0.87 * rank * tokens)].item()
     tail, sizes = (None, None, None), (max(1, round(keep * tokens)), 1, tau, 0, SCALE)
-    return lambda q, k, v: torch.ops.attendless.sparsifiner(q, k, v, None, coefficients(q, k), *basis, *tail, *sizes)
+    return lambda q, k, v: torch.ops.attendless.sparsifiner(q, k, v, None, coefficients(q, k), up, *tail, *sizes)
 
 
 def window(side: int, keep: float) -> patterns.Pattern:

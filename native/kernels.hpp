@@ -70,8 +70,7 @@ struct Sparsifiner {
   float tau;           // coefficients up to this count as 0
   int top;             // and those smaller than so many others; 0: any number counts
   View coefficients;   // [batch, heads, tokens, ranks]
-  Groups basis;        // the tokens each rank connects to
-  const float* weight;  // of each of them
+  const float* basis;  // [ranks, tokens]: how much each rank connects to each token
   View tail_scores, tail_values;  // [batch, heads, tokens, ranks] and [batch, heads, ranks, channels]
   const float* share;  // [tokens, ranks]: each key's part in each rank's tail; null: there is no tail
   int32_t* indices;    // [batch, heads, tokens, budget], to choose only; null: to attend

@@ -251,14 +251,8 @@ void gather_backward(const Heads& q, const Heads& k, const Heads& v, const std::
   run_gather(problem, indices, counts, kernels().gather_backward);
 }
 
-// What choosing needs; the pointers of `basis` are the caller's.
-struct Basis {
-  const Indices &start, &index;
-  const Floats& value;
-};
-
-Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Basis& basis, int budget,
-                           int prefix, float tau, int top) {
+Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Bias& basis, int budget, int prefix,
+                           float tau, int top) {
   Sparsifiner args{};
   args.problem = problem;
   args.budget = budget;
@@ -266,21 +260,11 @@ Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, co
   args.tau = tau;
   args.top = top;
   args.coefficients = view(coefficients, "coefficients", problem);
-  args.basis = {int(basis.start.size()) - 1, basis.start.data(), basis.index.data()};
-  args.weight = basis.value.data();
+  args.basis = basis.data();
   require(budget >= 1 && budget <= problem.tokens && prefix >= 0 && top >= 0,
           "budget must be from 1 to the number of tokens, and neither prefix nor top below 0");
-  require(args.basis.count == args.coefficients.width, "the basis must have a row for each coefficient");
-  require(args.basis.start[0] == 0 && size_t(args.basis.start[args.basis.count]) <= basis.index.size() &&
-              basis.value.size() == basis.index.size(),
-          "the basis must start at 0 and end within its entries");
-  for (int r = 0; r < args.basis.count; ++r) {
-    require(args.basis.start[r] <= args.basis.start[r + 1], "a row of the basis cannot end before it starts");
-  }
-  for (size_t i = 0; i < basis.index.size(); ++i) {
-    require(args.basis.member[i] >= 0 && args.basis.member[i] < problem.tokens,
-            "the basis must connect to tokens, from 0 to " + std::to_string(problem.tokens - 1));
-  }
+  require(int(basis.shape(0)) == args.coefficients.width && int(basis.shape(1)) == problem.tokens,
+          "the basis must have a row for each coefficient and a column for each token");
   return args;
 }
 
@@ -290,16 +274,14 @@ void run_sparsifiner(const Sparsifiner& args) {
   kernels().sparsifiner(args);
 }
 
-void sparsifiner_select(const Heads& coefficients, const Indices& basis_start, const Indices& basis_index,
-                        const Floats& basis_value, int budget, int prefix, float tau, int top, int threads,
-                        const Chosen& indices, const Counts& counts) {
+void sparsifiner_select(const Heads& coefficients, const Bias& basis, int budget, int prefix, float tau, int top,
+                        int threads, const Chosen& indices, const Counts& counts) {
   Problem problem{};
   problem.batch = int(coefficients.shape(0));
   problem.heads = int(coefficients.shape(1));
   problem.tokens = int(coefficients.shape(2));
   problem.threads = threads < 1 ? 1 : threads;
-  Sparsifiner args =
-      sparsifiner_of(problem, coefficients, {basis_start, basis_index, basis_value}, budget, prefix, tau, top);
+  Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
   require(int(indices.size()) == problem.batch * problem.heads * problem.tokens * budget &&
               int(counts.size()) == problem.batch * problem.heads * problem.tokens,
           "indices must be [batch, heads, tokens, budget], and counts [batch, heads, tokens]");
@@ -309,14 +291,12 @@ void sparsifiner_select(const Heads& coefficients, const Indices& basis_start, c
 }
 
 void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                 const Heads& coefficients, const Indices& basis_start, const Indices& basis_index,
-                 const Floats& basis_value, const std::optional<Heads>& tail_scores,
+                 const Heads& coefficients, const Bias& basis, const std::optional<Heads>& tail_scores,
                  const std::optional<Heads>& tail_values, const std::optional<Bias>& share, int budget, int prefix,
                  float tau, int top, float scale, int threads, const Heads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
-  Sparsifiner args =
-      sparsifiner_of(problem, coefficients, {basis_start, basis_index, basis_value}, budget, prefix, tau, top);
+  Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
   require(tail_scores.has_value() == share.has_value() && tail_values.has_value() == share.has_value(),
           "tail_scores, tail_values and share come together or not at all");
   if (share) {
@@ -368,10 +348,9 @@ NB_MODULE(_native, m) {
   m.def("gather_backward", &gather_backward, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("indices"),
         MAYBE("counts"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"), ARRAY("q_grad"),
         ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"));
-  m.def("sparsifiner_select", &sparsifiner_select, ARRAY("coefficients"), ARRAY("basis_start"), ARRAY("basis_index"),
-        ARRAY("basis_value"), "budget"_a, "prefix"_a, "tau"_a, "top"_a, "threads"_a, ARRAY("indices"), ARRAY("counts"));
+  m.def("sparsifiner_select", &sparsifiner_select, ARRAY("coefficients"), ARRAY("basis"), "budget"_a,
+        "prefix"_a, "tau"_a, "top"_a, "threads"_a, ARRAY("indices"), ARRAY("counts"));
   m.def("sparsifiner", &sparsifiner, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("coefficients"),
-        ARRAY("basis_start"), ARRAY("basis_index"), ARRAY("basis_value"), MAYBE("tail_scores"), MAYBE("tail_values"),
-        MAYBE("share"), "budget"_a, "prefix"_a, "tau"_a, "top"_a, "scale"_a, "threads"_a, ARRAY("out"),
-        ARRAY("lse"));
+        ARRAY("basis"), MAYBE("tail_scores"), MAYBE("tail_values"), MAYBE("share"), "budget"_a, "prefix"_a, "tau"_a,
+        "top"_a, "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"));
 }

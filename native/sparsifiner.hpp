@@ -1,8 +1,8 @@
 // Sparsifiner's attention of one head: each query scores the keys by a sparse combination of basis rows, keeps the
 // best and attends to them.
 //
-// Connectivity is a sum of a few rows of the basis. They are spread out into plain rows first: adding whole vectors,
-// mostly of zeros, is quicker than adding numbers one by one.
+// Connectivity is a sum of rows of the basis. Most of their numbers are 0, but adding whole vectors is quicker than
+// adding one by one those that are not.
 //
 // Some queries at a time first choose, which leaves the basis in the cache, then attend, to one range of keys after the
 // other, which leaves that range there. Their lists live in a thread's scratch for as long.
@@ -51,11 +51,7 @@ struct SparsifinerHead {
         total(memory.floats(ranks)) {}
 
   void prepare(Cursor) const {
-    std::memset(basis, 0, sizeof(float) * length * ranks);
-    for (int r = 0; r < ranks; ++r) {
-      float* const row = basis + int64_t(r) * length;
-      for (int i = args.basis.start[r]; i < args.basis.start[r + 1]; ++i) row[args.basis.member[i]] += args.weight[i];
-    }
+    for (int64_t r = 0; r < ranks; ++r) C::copy_padded(basis + r * length, args.basis + r * tokens, tokens);
     if (!attends()) return;
     for (int i = 0; i < tokens; ++i) pack_token<W>(head, rows, i, i);
     for (int r = 0; r < ranks && args.share; ++r) {

@@ -204,9 +204,9 @@ class Sparsifiner(Attention):
         """The chosen keys as lists, which a backward pass needs: none for prefix queries, which see everything."""
         return torch.ops.attendless.sparsifiner_select(*self._guess(q, k, grid), *self._limits(grid))
 
-    def _guess(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, ...]:
-        """Coefficients, which the kernels make sparse, and the sparse basis, as they take it."""
-        return self.coefficients(q, k, grid), *basis.sparse_rows(self.sparse_basis(grid))
+    def _guess(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """What the kernels choose from: coefficients, which they make sparse, and the sparse basis."""
+        return self.coefficients(q, k, grid), self.sparse_basis(grid)
 
     def _limits(self, grid: Grid) -> tuple[int, int, float, int]:
         """What the kernels choose by: budget, prefix, tau, top."""

@@ -71,18 +71,6 @@ def resample(rows: Tensor, old: tuple[int, int], new: tuple[int, int], *, keep_s
     return torch.cat([prefix, moved.to(rows.dtype)], dim=1)
 
 
-def sparse_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What is above zero in rows [R, N], row by row, as the kernels read it: row r has its columns at
-    index[start[r] : start[r + 1]] and their values at the same places."""
-    start = F.pad((rows > 0).sum(1).cumsum(0), (1, 0)).int()
-    flat = rows.flatten()
-    if torch.compiler.is_compiling():  # how many there are would not be known: they come first, and all else after them
-        found = (flat <= 0).to(torch.uint8).argsort(stable=True)
-    else:
-        found = flat.gt(0).nonzero().squeeze(1)
-    return start, (found % rows.shape[1]).int(), flat[found]
-
-
 @dataclasses.dataclass(frozen=True)
 class Rest:
     """What stands for the keys a query did not choose: R averages, each as heavy as the tokens it stands for.

@@ -287,15 +287,9 @@ def gather_backward(
     return _finish(gradients, q, k, v, key_bias)
 
 
-def _basis(start: Tensor, index: Tensor, value: Tensor) -> list[Any]:
-    return [_whole(start, torch.int32), _whole(index, torch.int32), _whole(value, torch.float32)]
-
-
 def sparsifiner_select(
     coefficients: Tensor,
-    basis_start: Tensor,
-    basis_index: Tensor,
-    basis_value: Tensor,
+    basis: Tensor,
     budget: int,
     prefix: int,
     tau: float,
@@ -307,7 +301,7 @@ def sparsifiner_select(
     """
     indices = torch.empty(*coefficients.shape[:3], budget, dtype=torch.int32)
     counts = torch.empty(coefficients.shape[:3], dtype=torch.int32)
-    inputs = [_rows(coefficients), *_basis(basis_start, basis_index, basis_value), budget, prefix, tau, top]
+    inputs = [_rows(coefficients), _whole(basis, torch.float32), budget, prefix, tau, top]
     _call(kernels().sparsifiner_select, *inputs, torch.get_num_threads(), indices.numpy(), counts.numpy())
     return indices, counts
 
@@ -318,9 +312,7 @@ def sparsifiner(
     v: Tensor,
     key_bias: Tensor | None,
     coefficients: Tensor,
-    basis_start: Tensor,
-    basis_index: Tensor,
-    basis_value: Tensor,
+    basis: Tensor,
     tail_scores: Tensor | None,
     tail_values: Tensor | None,
     share: Tensor | None,
@@ -332,9 +324,8 @@ def sparsifiner(
 ) -> Tensor:
     """Choose as `sparsifiner_select` does and attend at once: out [B, H, N, ·]. No list outlives its query."""
     out, lse = _results(q, v)
-    heads = [*map(_rows, (q, k, v)), _whole(key_bias, torch.float32), _rows(coefficients)]
-    basis = _basis(basis_start, basis_index, basis_value)
+    heads = [*map(_rows, (q, k, v)), _whole(key_bias, torch.float32), _rows(coefficients), _whole(basis, torch.float32)]
     tail = [*(None if x is None else _rows(x) for x in (tail_scores, tail_values)), _whole(share, torch.float32)]
     sizes = [budget, prefix, tau, top, scale, torch.get_num_threads()]
-    _call(kernels().sparsifiner, *heads, *basis, *tail, *sizes, out.numpy(), lse.numpy())
+    _call(kernels().sparsifiner, *heads, *tail, *sizes, out.numpy(), lse.numpy())
     return _typed(out, q)

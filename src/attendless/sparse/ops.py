@@ -10,8 +10,8 @@ not the kernels are there; without them, calling one says why.
     foveal_forward(q, k, v, key_bias, places, layout, scale) -> out                    the same; no gradient
     block_attend(q, k, v, key_bias, lists, scale) -> (out, lse)                        fixed lists of keys
     gather_attend(q, k, v, key_bias, indices, counts, scale) -> (out, lse)             each query's own list
-    sparsifiner_select(coefficients, basis…, budget, prefix, tau, top) -> (indices, counts)
-    sparsifiner(q, k, v, key_bias, coefficients, basis…, tail…, budget, prefix, tau, top, scale) -> out          both
+    sparsifiner_select(coefficients, basis, budget, prefix, tau, top) -> (indices, counts)
+    sparsifiner(q, k, v, key_bias, coefficients, basis, tail…, budget, prefix, tau, top, scale) -> out          both
 
 Shapes: q, k [B, H, N, D] · v [B, H, N, E] · key_bias [B, N] · places [B, n] · chosen [B, H, T, M] · lse [B, H, N].
 `layout` is a `foveal.Layout` as a list of its seven numbers; `block_lists` makes `lists`; `indices` [B, H, N, m] and
@@ -43,7 +43,6 @@ _library = torch.library.Library("attendless", "FRAGMENT")
 _FOVEAL = "Tensor? key_bias, Tensor? places, int[] layout, float scale"
 _BLOCK = "Tensor? key_bias, Tensor[] lists, float scale"
 _GATHER = "Tensor? key_bias, Tensor indices, Tensor? counts, float scale"
-_BASIS = "Tensor coefficients, Tensor basis_start, Tensor basis_index, Tensor basis_value"
 
 
 def _define(name: str, signature: str, run: Any, fake: Any) -> None:
@@ -266,17 +265,17 @@ torch.library.register_autograd(
 
 _define(
     "sparsifiner_select",
-    f"({_BASIS}, int budget, int prefix, float tau, int top) -> (Tensor, Tensor)",
+    "(Tensor coefficients, Tensor basis, int budget, int prefix, float tau, int top) -> (Tensor, Tensor)",
     native.sparsifiner_select,
-    lambda coefficients, start, index, value, budget, prefix, tau, top: (
+    lambda coefficients, basis, budget, prefix, tau, top: (
         coefficients.new_empty(*coefficients.shape[:3], budget, dtype=torch.int32),
         coefficients.new_empty(coefficients.shape[:3], dtype=torch.int32),
     ),
 )
 _define(
     "sparsifiner",
-    f"(Tensor q, Tensor k, Tensor v, Tensor? key_bias, {_BASIS}, Tensor? tail_scores, Tensor? tail_values, "
-    "Tensor? share, int budget, int prefix, float tau, int top, float scale) -> Tensor",
+    "(Tensor q, Tensor k, Tensor v, Tensor? key_bias, Tensor coefficients, Tensor basis, Tensor? tail_scores, "
+    "Tensor? tail_values, Tensor? share, int budget, int prefix, float tau, int top, float scale) -> Tensor",
     native.sparsifiner,
     lambda q, k, v, *_: _heads(q, v.shape[-1]),
 )
@@ -349,22 +348,21 @@ def _(out_grad, q, k, v, out, lse, key_bias, indices, counts, scale, bias_grad, 
     return 2 * _gather_pairs(indices, counts) * (3 * q.shape[3] + 2 * v.shape[3])
 
 
-# Every coefficient counts, though those that are 0 are skipped, and every list is full: how many are is in the numbers.
+# Every coefficient counts, though small ones are skipped, and every list is full: how many are is in the numbers.
 
 
 @register_flop_formula(torch.ops.attendless.sparsifiner_select)
-def _choose_flops(coefficients, start, index, value, budget, prefix, *args, **kwargs) -> int:
-    B, H, N, _ = coefficients
-    return 2 * B * H * max(0, N - prefix) * index[0]
+def _choose_flops(coefficients, basis, budget, prefix, *args, **kwargs) -> int:
+    B, H, N, R = coefficients
+    return 2 * B * H * max(0, N - prefix) * R * N
 
 
 @register_flop_formula(torch.ops.attendless.sparsifiner)
 def _(
-    q, k, v, key_bias, coefficients, start, index, value, tail_scores, tail_values, share, budget, prefix, *args,
-    **kwargs,
+    q, k, v, key_bias, coefficients, basis, tail_scores, tail_values, share, budget, prefix, *args, **kwargs
 ) -> int:  # fmt: skip
     B, H, N, R = coefficients
-    choosing = _choose_flops(coefficients, start, index, value, budget, prefix)
+    choosing = _choose_flops(coefficients, basis, budget, prefix)
     patches = max(0, N - prefix)
     chosen = (patches * budget + (N - patches) * N) * (q[3] + v[3])
     tail = patches * R * v[3] if share else 0
