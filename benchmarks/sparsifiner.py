@@ -6,8 +6,9 @@ WEIGHTS are DeiT-Tiny's; DISTIL is a folder of images to learn from, whose label
 images to be judged on. Stages:
 
     learn      the predictor alone, from the teacher's answers and last tokens           DIR/learn/predictor.safetensors
-    tune       then everything, from the same, at some keep rates                        DIR/tuned/, DIR/joint/
+    tune       then everything, from the same, at some keep rates                        DIR/tuned/, DIR/joint/, …
     evaluate   every row of the tables, several at a time                                DIR/rows.json
+    confirm    some of them on the images that no setting was chosen by                  DIR/fresh.json
     time       each attention against the dense model, by turns                          DIR/times.json
     report     the tables in Markdown and the figure, from what there is so far          DIR/tables.md, DIR/pareto.png
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -45,20 +46,27 @@ RESTS = ("dropped", "pooled")
 LINFORMER = "linformer:keys=44"
 LEARN = "epochs=2,lr=1e-3,batch=16"
 TUNE = "lr=1e-4,batch=32,tokens=0.2,epochs="
-EPOCHS = {"dropped": 3, "pooled": 1}  # with the rest pooled a student has less to make good
+#: Settings were chosen by looking at this many of the images to be judged on, spread over all of them.
+CHOSEN_BY = (64, 96, 128, 192)
 
 
 def spec(keep: str, rest: str, name: str = "sparsifiner") -> str:
     return f"{name}:keep={keep}" + (f",rest={rest}" if rest != "dropped" else "")
 
 
-def fine_tuned() -> Iterator[tuple[str, str]]:
-    """What is fine-tuned: after its new parameters have learned alone (`tuned`), or everything at once (`joint`)."""
-    for keep in ("0.25", "0.1"):
-        for rest in RESTS:
-            yield "tuned", spec(keep, rest)
-    yield "joint", spec("0.1", "pooled")
-    yield "tuned", LINFORMER
+def fine_tuned() -> dict[tuple[str, str], str]:
+    """What is fine-tuned, and how long: after its new parameters have learned alone (`tuned`, `shorter`), or everything
+    at once (`joint`), or with the learned predictor left as it is (`frozen`)."""
+    return {
+        ("tuned", spec("0.25", "dropped")): "3",
+        ("tuned", spec("0.25", "pooled")): "1",  # with the rest pooled a student has less to make good
+        ("tuned", spec("0.1", "dropped")): "5",
+        ("tuned", spec("0.1", "pooled")): "1",
+        ("joint", spec("0.1", "pooled")): "1",
+        ("shorter", spec("0.1", "dropped")): "3",
+        ("frozen", spec("0.1", "dropped")): "3,trained=old",
+        ("tuned", LINFORMER): "3",
+    }
 
 
 def wanted() -> Iterator[tuple[str, str, int]]:
@@ -72,6 +80,15 @@ def wanted() -> Iterator[tuple[str, str, int]]:
     for keep in ("0.5", "0.25", "0.1"):
         for rest in RESTS:
             yield "predictor", spec(keep, rest), 384
+    for size in (224, 384):
+        for keep in ("0.25", "0.1"):
+            for rest in RESTS:
+                yield "predictor", few(spec(keep, rest)), size
+
+
+def few(text: str) -> str:
+    """The same, adding up few rows of the basis, which is quicker."""
+    return f"{text},top=8"
 
 
 def main() -> None:
@@ -80,8 +97,10 @@ def main() -> None:
     parser.add_argument("distil")
     parser.add_argument("eval")
     parser.add_argument("--out", type=Path, required=True)
-    stages = ("learn", "tune", "evaluate", "time", "report")
-    parser.add_argument("--stage", nargs="+", choices=stages, default=stages)
+    stages = {
+        "learn": learn, "tune": tune, "evaluate": measure, "confirm": confirm, "time": race, "report": report,
+    }  # fmt: skip
+    parser.add_argument("--stage", nargs="+", choices=stages, default=list(stages))
     parser.add_argument("--only", default="", help="of each stage: only what this regular expression finds")
     parser.add_argument("--at-once", type=int, default=6, help="models that share a pass over the images")
     parser.add_argument("--threads", type=int, default=1)
@@ -89,7 +108,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
     for stage in args.stage:
-        {"learn": learn, "tune": tune, "evaluate": measure, "time": race, "report": report}[stage](args)
+        stages[stage](args)
 
 
 def learn(args: argparse.Namespace) -> None:
@@ -100,15 +119,14 @@ def learn(args: argparse.Namespace) -> None:
 
 
 def tune(args: argparse.Namespace) -> None:
-    for how, text in fine_tuned():
+    for (how, text), epochs in fine_tuned().items():
         if re.search(args.only, f"{how} {text}"):
-            predictor = learned(args) if how == "tuned" and text != LINFORMER else None
+            predictor = None if how == "joint" or text == LINFORMER else learned(args)
             alone = LEARN if text == LINFORMER else "epochs=0"
-            together = TUNE + str(EPOCHS["pooled" if "pooled" in text else "dropped"])
             distill(
                 MODEL, args.distil, attention=text, weights=args.weights, predictor=predictor, eval_every=100,
                 out=student(args, how, text).parent, run=Run(workers=0, log_every=20),
-                change={"new": alone, "all": together},
+                change={"new": alone, "all": TUNE + epochs},
             )  # fmt: skip
 
 
@@ -117,9 +135,20 @@ def learned(args: argparse.Namespace) -> Path:
 
 
 def measure(args: argparse.Namespace) -> None:
-    found, source = read(args.out / "rows.json"), open_data(args.eval, "val")
-    made = set(fine_tuned())
-    todo = [row for row in wanted() if key(*row) not in found and re.search(args.only, key(*row))]
+    judge(args, wanted(), open_data(args.eval, "val"), args.out / "rows.json")
+
+
+def confirm(args: argparse.Namespace) -> None:
+    source = open_data(args.eval, "val")
+    seen = {i * len(source) // count for count in CHOSEN_BY for i in range(count)}
+    some = [row for row in wanted() if row[2] == 224 and re.search(r"=0\.(25|1)\b|linformer", row[1])]
+    judge(args, some, source.subset(sorted(set(range(len(source))) - seen)), args.out / "fresh.json")
+
+
+def judge(args: argparse.Namespace, rows: Iterable[tuple[str, str, int]], source: Any, path: Path) -> None:
+    found = read(path)
+    made = fine_tuned().keys()
+    todo = [row for row in rows if key(*row) not in found and re.search(args.only, key(*row))]
     for size in sorted({size for _, _, size in todo}):
         dense = open_model(MODEL, weights=args.weights, attention="full", size=size)
         rows = [row for row in todo if row[2] == size and (row[:2] not in made or student(args, *row[:2]).is_file())]
@@ -131,7 +160,7 @@ def measure(args: argparse.Namespace) -> None:
                 macs = count(models[name], size)
                 found[name] = vars(accuracy) | {"core": macs.core, "total": macs.total, **sparsity(models[name], few)}
             found["stamp"] = stamp()
-            write(args.out / "rows.json", found)
+            write(path, found)
             print(", ".join(f"{name} {found[name]['top1']:.1f}" for name in models), flush=True)
 
 
@@ -144,7 +173,7 @@ def student(args: argparse.Namespace, how: str, text: str) -> Path:
 
 
 def build(args: argparse.Namespace, dense: Any, how: str, attention: str, size: int) -> Any:
-    if (how, attention) in set(fine_tuned()):
+    if (how, attention) in fine_tuned():
         return load(student(args, how, attention))
     predictor = learned(args) if how == "predictor" else None
     return convert(dense, attention, below_breakeven="keep", predictor=predictor).eval()
@@ -182,8 +211,16 @@ def race(args: argparse.Namespace) -> None:
 
 def report(args: argparse.Namespace) -> None:
     rows, times = read(args.out / "rows.json"), read(args.out / "times.json")
+    fresh = read(args.out / "fresh.json")
     text = "\n\n".join(
-        [*(table_2(rows, times, rest) for rest in RESTS), table_tuned(rows, times), table_3(rows, times)]
+        [
+            *(table_2(rows, times, rest) for rest in RESTS),
+            "### Everything fine-tuned\n"
+            + listing(rows, times, lambda how, text, size: (how, text) in fine_tuned(), "predictor"),
+            "### 384 px\n" + listing(rows, times, lambda how, text, size: size == 384 and "top" not in text),
+            "### Few coefficients\n" + listing(rows, times, lambda how, text, size: "top=" in text),
+            "### Fresh images\n" + listing(fresh, {}, lambda how, text, size: "top=" not in text),
+        ]
     )
     text += f"\n\n{stamp_line(rows['stamp'])}\n"
     with atomic(args.out / "tables.md") as temporary:
@@ -212,28 +249,22 @@ def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
     return "\n".join(lines)
 
 
-def table_tuned(rows: dict[str, Any], times: dict[str, Any]) -> str:
-    return "### Everything fine-tuned\n" + listing(
-        rows, times, lambda how, size: how in ("tuned", "joint"), "predictor"
-    )
-
-
-def table_3(rows: dict[str, Any], times: dict[str, Any]) -> str:
-    return "### 384 px\n" + listing(rows, times, lambda how, size: size == 384)
-
-
 def listing(
-    rows: dict[str, Any], times: dict[str, Any], belongs: Callable[[str, int], bool], timed_as: str = ""
+    rows: dict[str, Any], times: dict[str, Any], belongs: Callable[[str, str, int], bool], timed_as: str = ""
 ) -> str:
     """A line per row that belongs; `timed_as` names the rows that take the same time."""
-    lines = ["| | attention | top-1 | against dense (95 %) | same answer | core MACs | whole model |", "|---" * 7 + "|"]
-    for how, attention, size in [("dense", "full", 384), *wanted()]:
+    lines = [
+        "| | attention | px | top-1 | against dense (95 %) | same answer | core MACs | whole model |",
+        "|---" * 8 + "|",
+    ]
+    for how, attention, size in [("dense", "full", 224), ("dense", "full", 384), *wanted()]:
         row = rows.get(key(how, attention, size))
-        if row is not None and belongs(how, size):
+        if row is not None and belongs(how, attention, size):
             time = times.get(key(how, attention, size)) or times.get(key(timed_as, attention, size))
+            epochs = fine_tuned().get((how, attention), "").split(",")[0]
             lines.append(
-                f"| {how} | `{attention}` | {row['top1']:.1f} | {against(row)} | {row['agreement']:.3f} | "
-                f"{row['core'] / 1e6:.0f} M | {speed(time)} |"
+                f"| {how}{epochs and f', {epochs} epochs'} | `{attention}` | {size} | {row['top1']:.1f} | "
+                f"{against(row)} | {row['agreement']:.3f} | {row['core'] / 1e6:.0f} M | {speed(time)} |"
             )
     return "\n".join(lines)
 
@@ -263,7 +294,9 @@ def draw(rows: dict[str, Any], path: Path) -> None:
     for how, style in styles.items():
         for rest, colour in colours.items():
             names = [
-                key(h, a, s) for h, a, s in wanted() if h == how and s == 224 and ("pooled" in a) == (rest == "pooled")
+                key(h, a, s)
+                for h, a, s in wanted()
+                if h == how and s == 224 and ("pooled" in a) == (rest == "pooled") and "top=" not in a
             ]
             points = sorted(
                 (rows[n]["core"] / 1e6, rows[n]["top1"]) for n in names if n in rows and "linformer" not in n
