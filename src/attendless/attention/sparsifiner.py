@@ -279,11 +279,12 @@ class Sparsifiner(Attention):
     def _path(self, q: Tensor, grid: Grid) -> str:
         return executor(*self._sizes(grid, 1 if torch.compiler.is_compiling() else len(q)))
 
-    def _sizes(self, grid: Grid, batch: int) -> tuple[int, int, int, int, int, bool, torch.dtype, str, float]:
+    def _sizes(self, grid: Grid, batch: int) -> tuple[int, int, int, int, int, int, bool, torch.dtype, str, float]:
         """What decides how it is computed, in plain numbers."""
         weight, dropout = self.qkv.weight, self.attn_drop.p if self.training else 0.0
         common = not self.released and self.options.softmax == "masked"
-        sizes = (batch, grid.tokens, self.attn_dim, self.options.rank, self.budget(grid))
+        added = self.num_heads * self._most_coefficients()
+        sizes = (batch, grid.tokens, self.attn_dim, self.options.rank, added, self.budget(grid))
         return (*sizes, common, weight.dtype, weight.device.type, dropout)
 
     # Its cost --------------------------------------------------------------------------------------------------------
@@ -309,11 +310,14 @@ class Sparsifiner(Attention):
 
     def _connectivity_macs(self, grid: Grid) -> int:
         """Of one query: its coefficients times the entries of the basis that are not zero."""
-        rank, tau = self.options.rank, self.options.tau
-        coefficients = min(rank, self.top) if self.top else rank if tau == 0 else min(rank, math.ceil(1 / tau) - 1)
         with torch.no_grad():
             filled = int(self.sparse_basis(grid).count_nonzero())
-        return coefficients * filled // rank
+        return self._most_coefficients() * filled // self.options.rank
+
+    def _most_coefficients(self) -> int:
+        """How many coefficients of a query can count; they add up to 1."""
+        rank, tau = self.options.rank, self.options.tau
+        return min(rank, self.top) if self.top else rank if tau == 0 else min(rank, math.ceil(1 / tau) - 1)
 
 
 def _shape(grid: Grid) -> tuple[int, int]:
@@ -326,20 +330,23 @@ def ways(
     tokens: int,
     dim: int,
     rank: int,
+    added: int,
     kept: int,
     common: bool,
     dtype: torch.dtype,
     device: str,
     dropout: float,
 ) -> Ways:
-    """What can compute it; `common` is the paper's predictor with softmax over the chosen keys."""
+    """What can compute it. `added`: how many rows of the basis the heads add up for a token; `common`: it is the
+    paper's predictor, with softmax over the chosen keys."""
     why = native_refuses(dtype, device, dropout)
     if not common:
         why = why or "the kernel computes the paper's predictor, and softmax over the chosen keys"
     dense = ("torch", 2 * batch * tokens * (tokens + rank) * dim)
     if why:
         return Ways("sparsifiner", (dense,), 1, device, f"dense products with a mask: {why}")
-    return Ways("sparsifiner", (("native", 2 * batch * tokens * (kept + rank) * dim), dense), 1, device)
+    native = batch * tokens * (2 * (kept + rank) * dim + tokens * added)
+    return Ways("sparsifiner", (("native", native), dense), 1, device)
 
 
 # A compiler takes the answer for a constant of the graph, so the arguments are plain numbers and names.

@@ -29,7 +29,7 @@ from torch.nn import functional as F
 from ..storage import atomic
 from . import basis, chosen, foveal, gather, native, ops, patterns
 
-_VERSION = 5
+_VERSION = 7
 #: Sides of the square grids measured; heads and head width of a small ViT.
 _SIDES, _HEADS, _WIDTH = (14, 24, 32), 3, 64
 #: Every size has at least this many turns, and more until the seconds are over.
@@ -131,19 +131,24 @@ def _runs(side: int) -> Iterator[tuple[str, float, Callable[[], object]]]:
 
     rank = min(32, N // 4)
     down, up = basis.pooling(side, side, 0, rank)
-    guess = torch.softmax(scale * q @ (down @ k).transpose(-2, -1), dim=-1)
+
+    def guess() -> torch.Tensor:
+        return torch.softmax(scale * q @ (down @ k).transpose(-2, -1), dim=-1)
 
     def choose_and_mask() -> torch.Tensor:  # choosing is most of it
-        return chosen.attend(q, k, v, chosen.largest(guess @ up, N // 10), scale=scale)
+        return chosen.attend(q, k, v, chosen.largest(guess() @ up, N // 10), scale=scale)
 
     yield kernel("sparsifiner", "torch"), 2 * N * (N + rank) * dim, choose_and_mask
 
     if not native.available:
         return
-    found = partial(
-        torch.ops.attendless.sparsifiner, q, k, v, None, guess, up, None, None, None, N // 10, 0, 0.0, 0, scale
-    )
-    yield kernel("sparsifiner", "native"), 2 * N * (N // 10 + rank) * dim, found
+
+    def choose_and_attend() -> torch.Tensor:
+        return torch.ops.attendless.sparsifiner(
+            q, k, v, None, guess(), up, None, None, None, N // 10, 0, 0.0, 0, scale
+        )  # fmt: skip
+
+    yield kernel("sparsifiner", "native"), 2 * N * (N // 10 + rank) * dim + N * N * _HEADS * rank, choose_and_attend
 
     for shared in (1, 2, 4):  # the side of a tile
         layout = dataclasses.replace(layout, tile=shared)
