@@ -262,8 +262,9 @@ def listing(
         if row is not None and belongs(how, attention, size):
             time = times.get(key(how, attention, size)) or times.get(key(timed_as, attention, size))
             epochs = fine_tuned().get((how, attention), "").split(",")[0]
+            title = f"{how}, {epochs} epoch{'s' * (epochs != '1')}" if epochs else how
             lines.append(
-                f"| {how}{epochs and f', {epochs} epochs'} | `{attention}` | {size} | {row['top1']:.1f} | "
+                f"| {title} | `{attention}` | {size} | {row['top1']:.1f} | "
                 f"{against(row)} | {row['agreement']:.3f} | {row['core'] / 1e6:.0f} M | {speed(time)} |"
             )
     return "\n".join(lines)
