@@ -55,14 +55,15 @@ def spec(keep: str, rest: str, name: str = "sparsifiner") -> str:
 
 
 def fine_tuned() -> dict[tuple[str, str], str]:
-    """What is fine-tuned, and how long: after its new parameters have learned alone (`tuned`, `shorter`), or everything
-    at once (`joint`), or with the learned predictor left as it is (`frozen`)."""
+    """What is fine-tuned, and how long: after its new parameters have learned alone (`tuned`; the same without cutmix
+    `plain` and `shorter`), or everything at once (`joint`), or with the learned predictor left as it is (`frozen`)."""
     return {
         ("tuned", spec("0.25", "dropped")): "3",
         ("tuned", spec("0.25", "pooled")): "1",  # with the rest pooled a student has less to make good
-        ("tuned", spec("0.1", "dropped")): "5",
+        ("tuned", spec("0.1", "dropped")): "5,cutmix=1.0",
         ("tuned", spec("0.1", "pooled")): "1",
         ("joint", spec("0.1", "pooled")): "1",
+        ("plain", spec("0.1", "dropped")): "5",
         ("shorter", spec("0.1", "dropped")): "3",
         ("frozen", spec("0.1", "dropped")): "3,trained=old",
         ("tuned", LINFORMER): "3",
