@@ -37,10 +37,11 @@ from torch.nn import functional as F
 from attendless.attention.foveal import foveal
 from attendless.measure.clock import race
 from attendless.measure.memory import peak_memory
-from attendless.measure.stamp import stamp, stamp_line
-from attendless.sparse import flex, ops, patterns
 from attendless.sparse import foveal as definition
-from attendless.sparse.gather import gather_attend
+from attendless.sparse import ops, patterns
+from attendless.sparse.executors import flex
+from attendless.sparse.operations import gather as gather_attend
+from attendless.stamp import stamp, stamp_line
 from attendless.storage import atomic
 from attendless_cli.output import write_json, write_text
 

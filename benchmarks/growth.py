@@ -20,7 +20,7 @@ import torch
 
 from attendless import Attention, Context, Grid, create
 from attendless.measure.clock import race
-from attendless.measure.stamp import stamp, stamp_line
+from attendless.stamp import stamp, stamp_line
 from attendless_cli.output import write_json
 
 #: Specs whose cost ought to be proportional to the tokens, and some that ought to beat full attention only.

@@ -21,7 +21,7 @@ import timm
 import torch
 
 from attendless.measure.clock import Comparison, race
-from attendless.measure.stamp import stamp, stamp_line
+from attendless.stamp import stamp, stamp_line
 
 # It ends with whoever started it, even if that is killed.
 BUSY = "import os, numpy as np\na, parent = np.random.rand(256, 256), os.getppid()\nwhile os.getppid() == parent: a @ a"

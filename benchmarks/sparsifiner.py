@@ -30,13 +30,12 @@ import torch
 import attendless
 from attendless.attention.sparsifiner import budget
 from attendless.convert import convert, load, open_model
+from attendless.data.opening import open_data
 from attendless.measure.accuracy import evaluate, load_images, preprocessing
 from attendless.measure.macs import count
-from attendless.measure.stamp import stamp, stamp_line
+from attendless.stamp import stamp, stamp_line
 from attendless.storage import atomic
 from attendless.train import Run, distill
-from attendless.train.data import open_data
-from attendless.train.imitation import layers
 
 MODEL = "deit_tiny_patch16_224"
 #: The keep rates of the paper's second table, and 0.25, at which its others are.
@@ -184,8 +183,9 @@ def build(args: argparse.Namespace, dense: Any, how: str, attention: str, size: 
 def sparsity(model: Any, images: torch.Tensor) -> dict[str, float]:
     """Shares of the predictors' numbers that are not small: of coefficients, above 0.05; of the bases, above 0.01."""
     coefficients, basis = [], []
-    for block, x, context in layers(model, images):
-        if hasattr(getattr(block, "attn", None), "coefficients"):
+    *entered, _ = model.walk(*model.embed(images))
+    for block, (_, x, context) in zip(model.blocks, entered, strict=True):
+        if block.attn.predictor():
             q, k, _ = block.attn.project(block.norm1(x))
             coefficients.append((block.attn.coefficients(q, k, context.grid) > 0.05).float().mean().item())
             basis.append((block.attn.sparse_basis(context.grid) > 0).float().mean().item())

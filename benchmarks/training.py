@@ -28,11 +28,13 @@ from timm.optim import create_optimizer_v2
 from torch import nn
 from torch.nn import functional as F
 
-from attendless.measure.stamp import stamp, stamp_line
-from attendless.train import Run, open_data
+from attendless.data import open_data
+from attendless.data.cache import cached
+from attendless.randomness import randomness
+from attendless.stamp import stamp, stamp_line
+from attendless.train import Run
 from attendless.train import loop as loops
-from attendless.train.augment import randomness, train_transform
-from attendless.train.cache import cached
+from attendless.train.augment import train_transform
 from attendless.train.loader import Prepared, Steps, train_loader
 from attendless.train.recipe import recipe
 from attendless.train.training import train

@@ -13,8 +13,9 @@ from PIL import Image
 from torch import nn
 
 from attendless import UserError
+from attendless.data.folders import Files
+from attendless.data.opening import open_data
 from attendless.measure.accuracy import evaluate, label_map, paired_difference, wilson
-from attendless.train.data import Files, open_data
 from attendless_cli.main import main
 
 COLOURS = {"0": (250, 10, 10), "1": (10, 250, 10), "2": (10, 10, 250)}

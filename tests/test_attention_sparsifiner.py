@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from attendless import Context, Grid, UserError, create
 from attendless.attention.sparsifiner import budget
-from attendless.sparse import basis, chosen, native
+from attendless.sparse import basis, execution, native, topk
 
 GRID = Grid(4, 5, 1)
 
@@ -112,7 +112,7 @@ def test_against_the_equations(options: str) -> None:
 @pytest.mark.skipif(not native.available, reason=native.reason or "the kernels are there")
 @pytest.mark.parametrize("options", ["keep=0.3", "keep=0.3,rest=pooled", "keep=0.1,tau=0.2", "keep=0.2,top=2"])
 @pytest.mark.parametrize("learns", ["nothing", "backbone", "everything"])
-def test_every_way_computes_the_same(options: str, learns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_executor_computes_the_same(options: str, learns: str) -> None:
     """In the kernel, from lists and by masks; without gradients, with those of the backbone, and with all."""
     module = layer(options)
     for weight in module.predictor().values():
@@ -120,14 +120,13 @@ def test_every_way_computes_the_same(options: str, learns: str, monkeypatch: pyt
     wanted = [module.qkv.weight] if learns == "backbone" else [module.qkv.weight, module.down, module.up]
     x, weight = torch.randn(3, GRID.tokens, 16), torch.randn(3, GRID.tokens, 16)
     found = {}
-    for way in ("native", "torch"):
-        monkeypatch.setenv("ATTENDLESS_CHOOSE", way)
-        assert module.choice(GRID).path == way
+    for name in ("native", "torch"):
         y = x.clone().requires_grad_(learns != "nothing")
-        with torch.set_grad_enabled(learns != "nothing"):
+        with execution(name), torch.set_grad_enabled(learns != "nothing"):
+            assert module.choice(GRID).executor == name
             out = module(y, Context(GRID))[0]
-        gradients = torch.autograd.grad((out * weight).sum(), [y, *wanted]) if learns != "nothing" else ()
-        found[way] = (out.detach(), *gradients)
+            gradients = torch.autograd.grad((out * weight).sum(), [y, *wanted]) if learns != "nothing" else ()
+        found[name] = (out.detach(), *gradients)
     for ours, theirs in zip(found["native"], found["torch"], strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
@@ -150,7 +149,7 @@ def test_it_starts_as_a_blurred_map() -> None:
     x = torch.cat([torch.randn(1, 32), 3 * field])[None]
     q, k, _ = module.project(x)
     true = torch.softmax(module.scale * q @ k.transpose(-2, -1), -1)
-    exact = chosen.largest(true, budget(0.25, grid.tokens), prefix=1)
+    exact = topk.largest(true, budget(0.25, grid.tokens), prefix=1)
     found = module.select(q, k, grid)
 
     def mass(mask: torch.Tensor) -> float:
@@ -165,7 +164,7 @@ def test_prediction_loss_trains_the_predictor_alone(loss: str) -> None:
     module = layer(f"l1=0.5,loss={loss}")
     x, context = torch.randn(3, GRID.tokens, 16), Context(GRID)
     target = torch.softmax(torch.randn(3, 2, GRID.tokens, GRID.tokens), -1)
-    found = module.prediction_loss(x, target, context)
+    found = module.map_loss(x, target, context)
     found.backward()
     assert {name for name, p in module.named_parameters() if p.grad is not None} == {"down", "up"}
     q, k, _ = module.project(x)
@@ -209,8 +208,8 @@ def test_a_choice_that_can_be_learned() -> None:
     """Forwards the choice itself; backwards what its documentation says, number by number."""
     torch.manual_seed(0)
     scores = torch.rand(2, 3, 5, 7, dtype=torch.double).requires_grad_()
-    some = chosen.largest(scores.detach(), 3, prefix=1)
-    found = chosen.learnable(some, scores, prefix=1)
+    some = topk.largest(scores.detach(), 3, prefix=1)
+    found = topk.learnable(some, scores, prefix=1)
     assert torch.equal(found, some.double())
     weight = torch.randn_like(found)
     (found * weight).sum().backward()
@@ -234,9 +233,9 @@ def test_a_key_that_was_not_chosen_knows_what_it_would_change(pooled: bool) -> N
     """The gradient of the choice itself, against differences."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 13, 4, dtype=torch.double)
-    some = chosen.largest(q @ k.transpose(-2, -1), 4, prefix=1).double().requires_grad_()
+    some = topk.largest(q @ k.transpose(-2, -1), 4, prefix=1).double().requires_grad_()
     rest = basis.rest(3, 4, 1, 5, q) if pooled else None
-    assert torch.autograd.gradcheck(lambda c: chosen.attend(q, k, v, c, scale=0.5, rest=rest, prefix=1), some)
+    assert torch.autograd.gradcheck(lambda c: topk.attend(q, k, v, c, scale=0.5, rest=rest, prefix=1), some)
 
 
 def test_the_predictor_learns_from_what_the_attention_is_for() -> None:

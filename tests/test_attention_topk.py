@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attendless import Context, Grid, create
-from attendless.sparse import chosen
+from attendless.sparse import topk
 
 GRID = Grid(4, 4, 1)
 
@@ -37,11 +37,11 @@ def test_keeping_everything_is_full_attention(rest: str) -> None:
 
 def test_ties_go_to_the_lower_index() -> None:
     scores = torch.tensor([[[[1.0, 3.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0, 2.0]]]])
-    assert chosen.largest(scores, 3).nonzero()[:, -1].tolist() == [0, 1, 2, 0, 1, 4]
-    assert chosen.largest(scores, 3, above=0.0).nonzero()[:, -1].tolist() == [0, 1, 2, 4]
+    assert topk.largest(scores, 3).nonzero()[:, -1].tolist() == [0, 1, 2, 0, 1, 4]
+    assert topk.largest(scores, 3, above=0.0).nonzero()[:, -1].tolist() == [0, 1, 2, 4]
 
 
 def test_lists_become_a_choice() -> None:
     indices, counts = torch.tensor([[[[0, 0], [3, 1], [2, 9]]]]), torch.tensor([[[0, 2, 1]]])
-    found = chosen.unlisted(indices, counts, 4, prefix=1)
+    found = topk.unlisted(indices, counts, 4, prefix=1)
     assert found.nonzero()[:, 2:].tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 1], [1, 3], [2, 2]]

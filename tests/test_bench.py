@@ -19,19 +19,19 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from attendless.attention import Macs
+from attendless.attention import Macs, cap
 from attendless.convert import convert
 from attendless.errors import UserError
 from attendless.measure import parts as parts_module
-from attendless.measure.bench import Settings, bench, bench_rows
-from attendless.measure.cap import cap, macs_share, time_share
+from attendless.measure.bench import Conditions, bench, bench_rows
+from attendless.measure.cap import time_share
 from attendless.measure.macs import count
 from attendless.measure.memory import peak_memory
 from attendless.measure.parts import PARTS, parts, places, run
 from attendless.measure.plot import curves, plot, slope, slopes
 from attendless.measure.row import Measurement
-from attendless.measure.stamp import stamp, stamp_line
 from attendless.measure.subject import original
+from attendless.stamp import stamp, stamp_line
 
 KEYS = {
     *("model", "attention", "tokens_spec", "size", "tokens", "batch", "params", "macs", "seed", "path", "reason"),
@@ -91,7 +91,7 @@ def test_the_promise_about_vit_small_at_224() -> None:
     blocks = macs.core + macs.projections + macs.mlp
     assert macs.core / blocks == pytest.approx(N / (N + 6 * C))
     assert cap(macs.core / blocks) == pytest.approx(1.09, abs=0.005)
-    assert cap(macs_share(macs)) <= 1.09  # the embedding and the head only lower it
+    assert macs.cap <= 1.09  # the embedding and the head only lower it
 
 
 # Parts ---------------------------------------------------------------------------------------------------------------
@@ -120,6 +120,8 @@ class Waits(nn.Module):
 
 class Selecting(nn.Module):
     """An attention with a selection, projections and a core."""
+
+    selection = ("select",)
 
     def __init__(self, clock: Ticks) -> None:
         super().__init__()
@@ -309,7 +311,7 @@ def test_bench_counts_after_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("race", "parts", "best_batch", "count"):
         real = getattr(module, name)
         monkeypatch.setattr(module, name, lambda *a, real=real, name=name, **k: (done.append(name), real(*a, **k))[1])
-    settings = Settings(**QUICK)
+    settings = Conditions(**QUICK)
     bench_rows("vit_tiny_patch16_224", ["full"], [32, 48], settings)
     assert done.count("race") == 2
     assert "count" in done

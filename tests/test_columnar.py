@@ -125,7 +125,7 @@ def test_set_input_size_and_reset_classifier() -> None:
 def test_layers_sum_to_the_model() -> None:
     for variant in VARIANTS.values():
         ours = Columnar(**SMALL | variant)
-        assert sum(layer.params for layer in ours.layers()) == sum(p.numel() for p in ours.parameters())
+        assert sum(layer.params for layer in ours.costs()) == sum(p.numel() for p in ours.parameters())
 
 
 def test_one_attention_per_layer() -> None:

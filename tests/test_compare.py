@@ -17,7 +17,7 @@ import torch
 
 from attendless.compare import compare, contest, cost, schedule
 from attendless.compare.build import build
-from attendless.compare.plan import ATTENTIONS, MODEL, plan, recall
+from attendless.compare.contestants import ATTENTIONS, MODEL, plan, recall
 from attendless.compare.results import comparable_ms, latex, markdown, table
 from attendless.compare.run import Job, Outcome, run
 from attendless.errors import UserError

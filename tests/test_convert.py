@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from attendless import UserError
 from attendless.attention import Attention, Context, Grid, registry
 from attendless.convert import convert, convert_with_report, load, open_model, save
+from attendless.convert.architecture import describe
 from attendless.convert.breakeven import breakeven
-from attendless.convert.describe import describe
 from attendless.convert.resize import resize
 from attendless.convert.select import select_layers
 from attendless_cli.main import main
@@ -189,9 +189,9 @@ def test_the_report_adds_up() -> None:
     assert report.elsewhere + sum(len(row.copied) for row in report.layers) == len(model.state_dict())
     # The core's share of a block is N / (N + 6C): qkv and proj are 4NC², the MLP 8NC², the core 2N²C.
     tokens, width = 17, 48
-    assert first.share == pytest.approx(tokens / (tokens + 6 * width))
-    assert first.cap == pytest.approx(1 / (1 - first.share))
-    rows = [row for row in ours.layers() if row.spec is not None]
+    assert first.before.share == pytest.approx(tokens / (tokens + 6 * width))
+    assert first.before.cap == pytest.approx(1 / (1 - first.before.share))
+    rows = [row for row in ours.costs() if row.spec is not None]
     assert [row.after for row in report.layers] == [row.macs for row in rows]
     with torch.no_grad():
         gap = (ours(x) - model(x)).abs().max().item()
@@ -274,7 +274,7 @@ def test_a_part_that_was_changed_by_hand_is_noticed() -> None:
 def test_attentions_that_read_another_layer_need_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     class Reader(Attention):
         name = "reader"
-        reads = frozenset({"scores"})
+        reads = provides = frozenset({"scores"})
 
         def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
             assert context.scores is not None
@@ -286,7 +286,9 @@ def test_attentions_that_read_another_layer_need_one_before(monkeypatch: pytest.
     monkeypatch.setitem(registry._ATTENTIONS, "reader", Reader)
     model = build("vit_tiny_patch16_224", img_size=64)
     assert convert(model, "reader", layers="1:")(images(model)).shape == (2, 7)
-    with pytest.raises(UserError, match=r"reader cannot stand in blocks.0: .*\(scores\)"):
+    with pytest.raises(
+        UserError, match=r"reader in blocks.0 reads the scores of the layer before, but it stands first"
+    ):
         convert(model, "reader")
     with pytest.raises(UserError, match="Xcit does not pass on the scores it reads"):
         convert(timm.create_model("xcit_nano_12_p16_224", depth=2), "reader", layers="1:")

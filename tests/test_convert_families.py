@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attendless import UserError
 from attendless.backbones import Pyramid
 from attendless.convert import convert, convert_with_report, load, save
-from attendless.convert.rebuild import find_sites
+from attendless.convert.slots import find_slots
 
 SWIN = ("swin_tiny_patch4_window7_224", {"depths": (2, 2), "num_heads": (2, 4), "embed_dim": 32, "img_size": 112})
 PVT = ("pvt_v2_b0", {"depths": (1, 1, 1, 1)})
@@ -45,7 +45,7 @@ def test_their_own_attention_as_ours_computes_the_same(kind: tuple[str, dict]) -
     model = build(kind)
     x = torch.randn(1, 3, *SIZES[kind[0]])
     ours, report = convert_with_report(model, OWN[kind[0]], below_breakeven="keep", check=x)
-    assert all(site.spec is not None for site in find_sites(ours))
+    assert all(site.spec is not None for site in find_slots(ours))
     assert all(not row.new and not row.dropped for row in report.layers)
     torch.testing.assert_close(ours(x), model(x), atol=1e-4, rtol=1e-4)
     # And our count of what they cost agrees with theirs.
@@ -58,7 +58,7 @@ def test_counts_of_their_own_attention_are_what_runs(kind: tuple[str, dict]) -> 
     counter = FlopCounterMode(display=False)
     with counter:
         model(torch.randn(1, 3, *SIZES[kind[0]]))
-    for site in find_sites(model):
+    for site in find_slots(model):
         executed = sum(counter.get_flop_counts()[f"{type(model).__name__}.{site.name}.attn"].values()) // 2
         assert site.now.total == executed, site.name
 
@@ -74,7 +74,7 @@ def test_another_attention_runs_trains_and_says_what_was_lost(kind: tuple[str, d
     expected = {SWIN[0]: "relative_position_bias_table", XCIT[0]: "temperature"}.get(kind[0], "sr_norm.weight")
     assert expected in lost
     ours.train()(torch.randn(2, 3, *SIZES[kind[0]])).mean().backward()
-    assert all(s.attn.down.grad is not None for s in find_sites(ours))
+    assert all(s.attn.down.grad is not None for s in find_slots(ours))
 
 
 def test_layers_below_break_even_keep_what_they_had() -> None:
@@ -89,7 +89,7 @@ def test_layers_below_break_even_keep_what_they_had() -> None:
 
 def test_one_layer_alone_and_another_size() -> None:
     ours = convert(build(SWIN), "linformer:keys=8", layers="1", size=(140, 112), below_breakeven="keep")
-    assert [str(site.spec) for site in find_sites(ours)] == ["None", "linformer:keys=8", "None", "None"]
+    assert [str(site.spec) for site in find_slots(ours)] == ["None", "linformer:keys=8", "None", "None"]
     assert ours(torch.randn(1, 3, 140, 112)).shape == (1, 7)
     wider = convert(ours, "linformer:keys=8", layers="1", size=(112, 140), below_breakeven="keep")
     assert wider(torch.randn(1, 3, 112, 140)).shape == (1, 7)

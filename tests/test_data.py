@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from attendless.data.folders import Files
+from attendless.data.opening import open_data, open_splits
+from attendless.data.source import BadImage, load_image
 from attendless.errors import UserError
-from attendless.train.data import BadImage, Files, load_image, open_data, open_splits
 from train_toys import toy_folder
 
 PIXELS = np.random.default_rng(0).integers(0, 255, (12, 16, 3), dtype=np.uint8)

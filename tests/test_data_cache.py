@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attendless.data import open_data
+from attendless.data.cache import Cached, cached
+from attendless.data.source import BadImage
 from attendless.errors import UserError
-from attendless.train import Run, open_data, train
-from attendless.train.cache import Cached, cached
-from attendless.train.data import BadImage
+from attendless.train import Run, train
 from train_toys import same_bits, tensors_of, toy_folder, toy_vit
 
 

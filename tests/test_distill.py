@@ -13,8 +13,8 @@ from PIL import Image
 from attendless.convert import convert
 from attendless.errors import UserError
 from attendless.train import Recipe, Run, distill
+from attendless.train.distill_losses import Distillation, divergence, map_lessons
 from attendless.train.distilling import NEW, PLANS, Losses, edit, fit_to
-from attendless.train.imitation import Distillation, divergence, map_lessons
 from attendless.train.log import read_rows
 from attendless.train.objective import outputs
 from attendless.train.state import Phase

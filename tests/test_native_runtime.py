@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import attendless
+from attendless import compiled
 from attendless.errors import UserError
 from attendless.sparse import foveal, native
 from native_cases import every_path, needs_kernels  # noqa: F401
@@ -50,18 +51,18 @@ def test_paths() -> None:
         pass
     assert native.path() == before
     with pytest.raises(UserError, match=r"ATTENDLESS_NATIVE=mmx: unknown .* There are: .*portable.*, off"):
-        native._load("mmx")
+        compiled._load("mmx")
 
 
 def test_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native._load("off") == (None, "turned off by ATTENDLESS_NATIVE=off")
-    monkeypatch.setattr(native, "_native", None)
-    monkeypatch.setattr(native, "reason", "gone fishing")
+    assert compiled._load("off") == (None, "turned off by ATTENDLESS_NATIVE=off")
+    monkeypatch.setattr(compiled, "_native", None)
+    monkeypatch.setattr(compiled, "reason", "gone fishing")
     with pytest.raises(UserError, match="not available: gone fishing"):
         native.foveal_attend(*problem(0))
     monkeypatch.delattr(attendless, "_native", raising=False)
     monkeypatch.setitem(sys.modules, "attendless._native", None)
-    assert "not compiled when attendless was installed" in native._load("")[1]
+    assert "not compiled when attendless was installed" in compiled._load("")[1]
 
 
 @needs_kernels
@@ -95,6 +96,7 @@ CHILD = """
 import os, sys, torch
 sys.path.insert(0, "tests")
 from test_native_runtime import problem
+from attendless import compiled
 from attendless.sparse import native
 torch.set_num_threads(4)
 before = native.foveal_attend(*problem(0))[0]

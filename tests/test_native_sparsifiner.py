@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attendless.errors import UserError
 from attendless.sparse import native
-from attendless.sparse.gather import gather_attend
+from attendless.sparse.operations import gather as gather_attend
 from native_cases import close, every_path, needs_kernels, sweep  # noqa: F401
 
 pytestmark = needs_kernels

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from attendless.attention.foveal import foveal as attend
 from attendless.errors import UserError
 from attendless.sparse import foveal, native, ops, patterns
+from attendless.sparse.operations import foveal as attend
 from native_cases import Case, close, needs_kernels
 
 pytestmark = [

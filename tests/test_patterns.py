@@ -18,7 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from attendless import Grid, UserError
 from attendless.show.patterns import draw_pattern
 from attendless.sparse import blocks as execution
-from attendless.sparse.blocks import block_attention, plan
+from attendless.sparse.blocks import plan
+from attendless.sparse.operations import block as block_attention
 from attendless.sparse.patterns import (
     Pattern,
     axial_pattern,

@@ -10,7 +10,7 @@ import torch
 from attendless import UserError
 from attendless.convert import convert
 from attendless.convert.predictor import predicts, put_predictor, read_predictor, save_predictor, shipped
-from attendless.convert.rebuild import find_sites
+from attendless.convert.slots import find_slots
 from attendless.train import Run, distill
 from train_toys import toy_folder, toy_vit
 
@@ -21,14 +21,14 @@ def learned(attention: str = SPEC):
     """A model whose predictors are off their start."""
     model = convert(toy_vit(), attention, below_breakeven="keep")
     torch.manual_seed(3)
-    for site in find_sites(model):
+    for site in find_slots(model):
         for value in site.attn.predictor().values() if predicts(site.attn) else ():
             value.data += 0.1 * torch.rand_like(value)
     return model
 
 
 def saved(model, path: Path) -> Path:
-    save_predictor(find_sites(model), "toy", path, {"data": "none"})
+    save_predictor(find_slots(model), "toy", path, {"data": "none"})
     return path
 
 
@@ -55,7 +55,7 @@ def test_an_attention_without_a_predictor_needs_none(tmp_path: Path) -> None:
     path = saved(learned(), tmp_path / "p.safetensors")
     full = convert(toy_vit(), "full", predictor=path)
     with pytest.raises(UserError, match="no attention here has one"):
-        put_predictor(find_sites(full), path)
+        put_predictor(find_slots(full), path)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

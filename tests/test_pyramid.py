@@ -282,7 +282,7 @@ def test_parameters_and_macs(name: str) -> None:
     by_hand, params, gmacs = PUBLISHED[name]
     with torch.device("meta"):
         model = timm.create_model(name)
-    layers = model.layers()
+    layers = model.costs()
     ours = sum(p.numel() for p in model.parameters()), sum(layer.macs.total for layer in layers)
     assert ours == by_hand
     assert sum(layer.params for layer in layers) == ours[0]
@@ -296,8 +296,8 @@ def test_layers_count_what_is_executed(style: dict[str, Any], size: tuple[int, i
     model = small(style)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(torch.randn(1, 3, *size))
-    assert counter.get_total_flops() == 2 * sum(layer.macs.total for layer in model.layers(size))
-    assert sum(layer.params for layer in model.layers(size)) == sum(p.numel() for p in model.parameters())
+    assert counter.get_total_flops() == 2 * sum(layer.macs.total for layer in model.costs(size))
+    assert sum(layer.params for layer in model.costs(size)) == sum(p.numel() for p in model.parameters())
 
 
 # Any image, any mix ------------------------------------------------------------------------------------------------

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from attendless.compare.build import build
+from attendless.compare.contestants import MODEL, plan
 from attendless.compare.patterns import looks
-from attendless.compare.plan import MODEL, plan
 from attendless.compare.report import page
-from attendless.show.figures import COLOURS
+from attendless.palette import COLOURS
 
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),

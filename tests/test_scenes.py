@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attendless.data import open_data
+from attendless.data.opening import open_splits
+from attendless.data.scenes import _FAR_APART, COLOURS, LARGE, scene
 from attendless.errors import UserError
-from attendless.train import open_data, train
-from attendless.train.data import open_splits
-from attendless.train.scenes import _FAR_APART, COLOURS, LARGE, scene
+from attendless.train import train
 
 
 def test_a_picture_is_a_function_of_its_key() -> None:

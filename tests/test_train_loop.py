@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from attendless.convert import load
+from attendless.data.opening import open_splits
 from attendless.errors import UserError
 from attendless.train import Recipe, Run, train
 from attendless.train.augment import eval_transform, train_transform
-from attendless.train.data import open_splits
 from attendless.train.log import read_rows
 from attendless.train.loop import Diverged
 from attendless.train.optimise import Schedule, choose_trained, make_optimizer

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from attendless.train import Run, distill, train
+from attendless.train import Run, distill, distill_losses, train
 from attendless.train.checkpoint import Store
 from attendless.train.log import read_rows
 from train_toys import FIELDS, counting_vit, same_bits, tensors_of, toy_folder, toy_vit
@@ -124,9 +124,8 @@ def test_distillation_resumes_in_its_phase(folder: Path, tmp_path: Path, monkeyp
     fields = {"batch": 16, "change": {"new": "epochs=1", "all": "epochs=2"}}
     teacher = toy_vit()
     distill(teacher, folder, attention="linformer", out=tmp_path / "plain", run=RUN, **fields)
-    from attendless.train import imitation
 
-    compute, calls = imitation.Distillation.forward, []
+    compute, calls = distill_losses.Distillation.forward, []
 
     def die(self, *args):
         calls.append(0)
@@ -134,7 +133,7 @@ def test_distillation_resumes_in_its_phase(folder: Path, tmp_path: Path, monkeyp
             raise SystemExit
         return compute(self, *args)
 
-    monkeypatch.setattr(imitation.Distillation, "forward", die)
+    monkeypatch.setattr(distill_losses.Distillation, "forward", die)
     with pytest.raises(SystemExit):
         distill(teacher, folder, attention="linformer", out=tmp_path / "run", run=RUN, **fields)
     again = distill(teacher, folder, attention="linformer", out=tmp_path / "run", run=RUN, **fields)

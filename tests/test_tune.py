@@ -7,6 +7,7 @@ import timm
 import torch
 
 from attendless import UserError
+from attendless.attention import parse
 from attendless.convert import convert
 from attendless.measure import tune as tuning
 from attendless.measure.tune import tune
@@ -28,14 +29,14 @@ def images() -> torch.Tensor:
 
 
 def test_damages_are_the_divergence_of_one_changed_layer(model: torch.nn.Module, images: torch.Tensor) -> None:
-    specs = ["full", "foveal:keep=0.1"]
-    hosts = [convert(model, spec, below_breakeven="keep").eval() for spec in specs]
-    found = tuning._damages(hosts, images[:4], lambda done: None)
-    depth = len(hosts[0].blocks)
+    host = convert(model, "full").eval()
+    found = tuning._damages(host, [parse("foveal:keep=0.1")], images[:4], lambda done: None)
+    depth = len(host.blocks)
+    assert host.attention == "full", "everything is put back"
     assert found.shape == (depth, 2)
     for layer in (0, depth - 1):
         parts = ["full"] * depth
-        parts[layer] = specs[1]
+        parts[layer] = "foveal:keep=0.1"
         changed = convert(model, "/".join(parts), below_breakeven="keep").eval()
         with torch.no_grad():
             expected = torch.nn.functional.kl_div(
@@ -50,15 +51,17 @@ def test_damages_are_the_divergence_of_one_changed_layer(model: torch.nn.Module,
 
 def test_the_front_runs_from_all_full_to_all_cheapest() -> None:
     damages = torch.tensor([[0.0, 0.1, 0.9], [0.0, 0.01, 0.02], [0.0, 0.4, 0.5]])
-    front = tuning._front([10.0, 4.0, 3.0], damages, points=20)
+    front = tuning._front(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=20)
     assert front[0] == [0, 0, 0]
     assert front[-1] == [2, 2, 2]
     costs = [sum((10.0, 4.0, 3.0)[c] for c in mix) for mix in front]
     harms = [sum(float(damages[i, c]) for i, c in enumerate(mix)) for mix in front]
     assert costs == sorted(costs, reverse=True)
     assert harms == sorted(harms)
-    assert len(tuning._front([10.0, 4.0, 3.0], damages, points=3)) == 3
-    assert tuning._front([3.0, 4.0, 10.0], damages, points=20) == [[0, 0, 0]]  # full attention is the cheapest here
+    assert len(tuning._front(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=3)) == 3
+    assert tuning._front(torch.tensor([[3.0, 4.0, 10.0]] * 3), damages, points=20) == [
+        [0, 0, 0]
+    ]  # full attention is the cheapest here
 
 
 def test_chooses_within_the_bound(model: torch.nn.Module, images: torch.Tensor) -> None:
@@ -75,8 +78,8 @@ def test_chooses_within_the_bound(model: torch.nn.Module, images: torch.Tensor) 
 
 
 def test_target_ms() -> None:
-    def setting(ms: float, drop: float) -> tuning.Setting:
-        return tuning.Setting("full", ms, 1, 0, 1, drop, 1)
+    def setting(ms: float, drop: float) -> tuning.Candidate:
+        return tuning.Candidate("full", (), ms, 1, 0, 1, drop, 1)
 
     front = [setting(10, 0), setting(6, 0.3), setting(4, 2)]
     assert tuning._choose(front, None, 7)[0] == front[1]

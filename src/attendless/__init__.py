@@ -1,13 +1,13 @@
 """Vision Transformers that attend less, and are measurably faster for it."""
 
-from .attention import Attention, Context, Grid, Options, attentions, create, load_plugin, option, register
+from .attention import Attention, Context, Grid, Options, attentions, create, option, register
 from .backbones import Columnar, Pyramid
 from .convert import convert, load, open_model, save
 from .errors import UserError
 from .measure.bench import bench
 from .measure.tune import tune
-
-__version__ = "0.1.0"
+from .plugins import load_plugin
+from .version import __version__
 
 __all__ = [
     "Attention",
@@ -17,6 +17,7 @@ __all__ = [
     "Options",
     "Pyramid",
     "UserError",
+    "__version__",
     "attentions",
     "bench",
     "convert",

@@ -40,13 +40,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    from attendless.measure.bench import Settings, bench_rows
+    from attendless.measure.bench import Conditions, bench_rows
     from attendless.measure.plot import plot, slopes
 
     if args.threads:
         torch.set_num_threads(args.threads)
     rest = not args.quick
-    settings = Settings(
+    conditions = Conditions(
         batch=args.batch,
         threads=args.threads,
         compile=args.compile,
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         args.model,
         args.attention,
         args.size,
-        settings,
+        conditions,
         weights=args.weights,
         pretrained=args.pretrained,
         below_breakeven=args.below_breakeven,
@@ -91,7 +91,7 @@ def _print_caps(rows: list[Measurement]) -> None:
 
 
 def _print_rows(title: str, rows: list[Measurement]) -> None:
-    from attendless.measure.stamp import stamp_line
+    from attendless.stamp import stamp_line
 
     columns = ("attention", "size", "tokens", "MACs", "ms", "dense ms", "verdict", "images/s", "dense", "MB", "dense")
     table = [

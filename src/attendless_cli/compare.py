@@ -64,9 +64,9 @@ def run(args: argparse.Namespace) -> int:
     import shlex
 
     from attendless.compare import compare
-    from attendless.compare.plan import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS
+    from attendless.compare.contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS
     from attendless.compare.results import table
-    from attendless.measure.stamp import stamp_line
+    from attendless.stamp import stamp_line
     from attendless.train import Recipe
 
     changed = fields.given(args, Recipe)

@@ -31,9 +31,8 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from attendless.convert import convert_with_report, open_model, save
-    from attendless.convert.resize import input_size
     from attendless.errors import UserError
-    from attendless.measure.macs import channels
+    from attendless.sizes import channels, input_size
 
     if args.out and not args.out.endswith(".safetensors"):
         raise UserError(f"--out {args.out!r}: expected a name that ends in .safetensors")

@@ -37,9 +37,10 @@ def run(args: argparse.Namespace) -> int:
     from torch import nn
 
     from attendless.convert import convert, open_model
+    from attendless.data.opening import open_data
     from attendless.measure.accuracy import evaluate, preprocessing
-    from attendless.measure.macs import count, input_size
-    from attendless.train.data import open_data
+    from attendless.measure.macs import count
+    from attendless.sizes import input_size
 
     if args.threads:
         torch.set_num_threads(args.threads)

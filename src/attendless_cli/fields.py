@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any, TypeVar
 
-from .words import parse_size
-
 T = TypeVar("T")
 
 
 def add(parser: argparse.ArgumentParser, title: str, kind: Any) -> None:
     """A flag for every field of `kind`; a field not given stays what the recipe says."""
-    from attendless.attention.spec import describe_options
+    from attendless.options import describe_options
 
     group = parser.add_argument_group(title)
     for field in describe_options(kind):
@@ -26,7 +24,8 @@ def given(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
     """The fields of `kind` that the command line names, read as their types."""
     import dataclasses
 
-    from attendless.attention.spec import parse_options
+    from attendless.options import parse_options
+    from attendless.sizes import parse_size
 
     found = {}
     for field in dataclasses.fields(kind):
@@ -34,16 +33,7 @@ def given(args: argparse.Namespace, kind: Any) -> dict[str, Any]:
         if text is None:
             continue
         if field.name == "size":
-            found["size"] = _size(text)
+            found["size"] = parse_size(text)
         else:
             found[field.name] = getattr(parse_options(f"{field.name}={text}", kind, f"--{field.name}"), field.name)
     return found
-
-
-def _size(text: str) -> tuple[int, int]:
-    from attendless.errors import UserError
-
-    try:
-        return parse_size(text)
-    except argparse.ArgumentTypeError as error:
-        raise UserError(f"--size: {error}") from None

@@ -24,7 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from attendless.backbones import is_host
     from attendless.convert import convert, open_model
-    from attendless.measure.macs import input_size, layers
+    from attendless.measure.macs import layer_costs
+    from attendless.sizes import input_size
 
     rows, table, per_layer = [], [], []
     for attention in args.attention or [None]:
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
                 args.model, attention=attention, weights=args.weights, pretrained=args.pretrained, size=size
             )
             model = model if is_host(model) else convert(model, "full")
-            found = layers(model, size)
+            found = layer_costs(model, size)
             row = _row(args.model, model, found, size or input_size(model))
             rows.append(row)
             table.append(_cells(row))
@@ -70,7 +71,6 @@ def _row(name: str, model: object, found: list, size: tuple[int, int]) -> dict:
     from attendless.attention import Macs
 
     macs = sum((layer.macs for layer in found), start=Macs())
-    share = macs.core / macs.total
     return {
         "model": name,
         "attention": model.attention,  # type: ignore[attr-defined]
@@ -78,8 +78,8 @@ def _row(name: str, model: object, found: list, size: tuple[int, int]) -> dict:
         "tokens": found[0].grid.tokens,
         "params": sum(layer.params for layer in found),
         "macs": macs.as_dict(),
-        "attention_share": share,
-        "cap": 1 / (1 - share) if share < 1 else None,
+        "attention_share": macs.share,
+        "cap": macs.cap,
         "layers": [
             {
                 "name": layer.name,
@@ -87,7 +87,7 @@ def _row(name: str, model: object, found: list, size: tuple[int, int]) -> dict:
                 "tokens": layer.grid.tokens,
                 "params": layer.params,
                 "macs": layer.macs.as_dict(),
-                "path": layer.choice.path if layer.choice else None,
+                "path": layer.choice.executor if layer.choice else None,
                 "reason": layer.choice.reason if layer.choice else None,
             }
             for layer in found
@@ -116,7 +116,7 @@ def _print_layers(title: str, found: list) -> None:
             output.millions(layer.params),
             *(output.millions(getattr(layer.macs, part)) for part in ("total", "core", "projections", "mlp", "other")),
             str(layer.spec or ""),
-            layer.choice.path if layer.choice else "",
+            layer.choice.executor if layer.choice else "",
         )
         for layer in found
     ]

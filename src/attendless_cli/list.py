@@ -22,8 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import attendless
     from attendless.attention.registry import attention_class
-    from attendless.attention.spec import describe_options
     from attendless.backbones import MODELS
+    from attendless.options import describe_options
 
     found = attendless.attentions()
     if args.name:
@@ -51,7 +51,7 @@ def _first_line(cls: type) -> str:
 
 
 def _option_text(cls: type) -> str:
-    from attendless.attention.spec import describe_options
+    from attendless.options import describe_options
 
     return ", ".join(f"{o['name']}={_default(o['default'])}" for o in describe_options(cls.Options))  # type: ignore[attr-defined]
 
@@ -68,6 +68,6 @@ def _one(name: str, cls: type, options: list[dict]) -> None:
 
 
 def _default(value: object) -> str:
-    from attendless.attention.spec import _print
+    from attendless.options import value_text
 
-    return _print(value)
+    return value_text(value)

@@ -86,8 +86,8 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(module: object, args: argparse.Namespace) -> int:
     try:
-        from attendless.attention import load_plugin
         from attendless.errors import UserError
+        from attendless.plugins import load_plugin
     except KeyboardInterrupt:
         return 130
     try:

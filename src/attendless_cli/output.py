@@ -58,7 +58,7 @@ def write_json(path: str | None, payload: dict[str, Any]) -> None:
     """Write `{"stamp": …, **payload}` to `path`, whole or not at all. Nothing if no path was given."""
     if not path:
         return
-    from attendless.measure.stamp import stamp
+    from attendless.stamp import stamp
 
     write_text(path, json.dumps({"stamp": stamp(), **payload}, indent=2, allow_nan=False) + "\n")
 

@@ -40,10 +40,10 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from attendless.convert import convert, open_model, save
+    from attendless.data.opening import open_data
     from attendless.measure import tune as tuning
     from attendless.measure.accuracy import load_images, preprocessing
-    from attendless.measure.macs import input_size
-    from attendless.train.data import open_data
+    from attendless.sizes import input_size
 
     if args.threads:
         torch.set_num_threads(args.threads)

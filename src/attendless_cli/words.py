@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 
 Size = tuple[int, int]
 BREAKEVEN = "where attending less cannot pay at this size: leave the layer full (default), or convert it anyway"
@@ -51,10 +50,13 @@ def json(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_size(text: str) -> Size:
-    match = re.fullmatch(r"(\d{1,5})(?:x(\d{1,5}))?", text)
-    if not match or not int(match[1]) or (match[2] and not int(match[2])):
-        raise argparse.ArgumentTypeError(f"size {text!r}: expected S or HxW in pixels, such as 384 or 384x512")
-    return int(match[1]), int(match[2] or match[1])
+    from attendless.errors import UserError
+    from attendless.sizes import parse_size
+
+    try:
+        return parse_size(text)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def positive(text: str) -> int:

@@ -2,11 +2,13 @@
 
 import sys
 
-from .contract import Attention, Choice, Context, Grid, Macs
-from .registry import attentions, create, expand, expand_stages, load_plugin, parse, register, register_package
-from .spec import Options, Spec, join, join_stages, option
+from ..options import Options, Spec, join, join_stages, option
+from ..plugins import import_package
+from ..sparse.executor import Choice
+from .contract import Attention, Context, Grid, Macs, cap
+from .registry import attentions, create, expand, expand_stages, parse, register
 
-register_package(sys.modules[__name__])
+import_package(sys.modules[__name__])
 
 __all__ = [
     "Attention",
@@ -17,12 +19,12 @@ __all__ = [
     "Options",
     "Spec",
     "attentions",
+    "cap",
     "create",
     "expand",
     "expand_stages",
     "join",
     "join_stages",
-    "load_plugin",
     "option",
     "parse",
     "register",

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..sparse.blocks import few_at_a_time
-from .contract import Attention, Choice, Context, Grid
-from .full import full
+from ..sparse.executor import Choice
+from ..sparse.full import attend as full
+from .contract import Attention, Context, Grid
 from .registry import register
 
 #: Scores laid out at a time on a CPU: a megabyte.
@@ -62,12 +63,13 @@ def _axial(
 @register
 class Axial(Attention):
     name = "axial"
+    provides = frozenset({"class_attention"})
     examples = ("axial",)
     executes_more = "the product along a column meets the patch itself a second time, and masks it"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
-        grid, dropout = context.grid, self.attn_drop.p if self.training else 0.0
-        out = axial(q, k, v, grid.height, grid.width, prefix=grid.prefix, scale=self.scale, dropout=dropout)
+        grid = context.grid
+        out = axial(q, k, v, grid.height, grid.width, prefix=grid.prefix, scale=self.scale, dropout=self.dropout)
         return out, context
 
     def core_macs(self, grid: Grid) -> int:

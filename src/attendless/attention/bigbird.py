@@ -29,8 +29,10 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..sparse.blocks import Plan, block_attention, plan, ways
-from ..sparse.choose import Ways, against_full, choose
+from ..options import Options, option
+from ..sparse import operations
+from ..sparse.blocks import Plan, fresh_plan, plan
+from ..sparse.executor import Case, Choice
 from ..sparse.patterns import (
     Pattern,
     global_pattern,
@@ -41,9 +43,8 @@ from ..sparse.patterns import (
     spread,
     window_pattern,
 )
-from .contract import Attention, Choice, Context, Grid
+from .contract import Attention, Context, Grid
 from .registry import register
-from .spec import Options, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,6 @@ class BigBirdOptions(Options):
     seed: int | None = option(None, "fixes the random blocks; none: each layer draws a seed", low=0, high=2**32 - 1)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if not (self.window or self.random or self.globals):
             raise UserError("window, random and globals are all 0: expected at least one of them")
         if self.gate != "RWG" and self.form != "1d":
@@ -133,13 +133,14 @@ def _gate(pattern: Pattern, answer: str) -> Pattern:
 
 # A compiler takes the plan for a constant of the graph, so its arguments are plain numbers and the frozen options.
 @torch.compiler.assume_constant_result
-def _plan(height: int, width: int, prefix: int, options: BigBirdOptions, heads: int, seed: int) -> Plan:
-    return plan(bigbird_pattern(height, width, prefix, options, heads, seed), heads)
+def _fresh_plan(height: int, width: int, prefix: int, options: BigBirdOptions, heads: int, seed: int) -> Plan:
+    return fresh_plan(bigbird_pattern(height, width, prefix, options, heads, seed), heads)
 
 
 @register
 class BigBird(Attention):
     name = "bigbird"
+    provides = frozenset({"class_attention"})
     Options = BigBirdOptions
     examples = (
         "bigbird",
@@ -173,10 +174,12 @@ class BigBird(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid = context.grid
-        height, width = operator.index(grid.height), operator.index(grid.width)
-        how = _plan(height, width, grid.prefix, self.options, self.num_heads, self._seed)
-        dropout = self.attn_drop.p if self.training else 0.0
-        return block_attention(q, k, v, how, scale=self.scale, dropout=dropout), context
+        if torch.compiler.is_compiling():
+            height, width = operator.index(grid.height), operator.index(grid.width)
+            how = _fresh_plan(height, width, grid.prefix, self.options, self.num_heads, self._seed)
+        else:
+            how = plan(self.pattern(grid), self.num_heads)
+        return operations.block(q, k, v, how, scale=self.scale, dropout=self.dropout), context
 
     def core_macs(self, grid: Grid) -> int:
         return 2 * self.pattern(grid).edges(self.num_heads) * self.head_dim
@@ -185,16 +188,11 @@ class BigBird(Attention):
         return "its blocks need every cell of the grid; tokens were dropped or merged" if grid.reduced else None
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:
-        found = choose(self._ways(grid, batch))
+        found = super().choice(grid, batch)
         pattern = self.pattern(grid)
         share = pattern.edges(self.num_heads) / (self.num_heads * grid.tokens**2)
         what = f"{len(pattern.blocks) - 1} blocks, {share:.0%} of all pairs"
-        return Choice(found.path if found.path == "native" else "blocks", f"{what}; {found.reason}")
+        return Choice(found.executor, f"{what}; {found.reason}")
 
-    def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
-        return against_full(self._ways(grid, batch), 2 * batch * grid.tokens**2 * self.attn_dim)
-
-    def _ways(self, grid: Grid, batch: int) -> Ways:
-        how = _plan(grid.height, grid.width, grid.prefix, self.options, self.num_heads, self._seed)
-        weight, dropout = self.qkv.weight, self.attn_drop.p if self.training else 0.0
-        return ways(how, batch, self.head_dim, weight.dtype, weight.device.type, dropout)
+    def case(self, grid: Grid, batch: int = 1) -> Case:
+        return self.case_of("block", plan(self.pattern(grid), self.num_heads), batch)

@@ -7,7 +7,7 @@ Shapes: B batch · H heads · N tokens (queries) · M keys · D head width · C 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -15,8 +15,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..errors import UserError
-from .spec import Options as BaseOptions
-from .spec import Spec
+from ..options import Options as BaseOptions
+from ..options import Spec
+from ..sparse import dispatch
+from ..sparse.executor import Case, Choice
+
+#: What a layer can leave for the next one, or for the caller, and what it is.
+ENTRIES = {
+    "scores": "its scores before the softmax, [B, H, N, N]",
+    "class_attention": "how much of its attention the class token gives each token, [B, H, N]",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +32,8 @@ class Grid:
     """Where the tokens stand: `prefix` tokens in front, then the patches of a `height` × `width` grid, row by row.
 
     After token reduction the patches that remain are listed per image: `cells` [B, n] says which cell of the grid each
-    came from, `sizes` [B, n] how many original tokens it stands for.
+    came from, `sizes` [B, n] how many original tokens it stands for, and `owners` [B, height · width] which of them
+    stands for each cell (-1: nobody does any more). Where costs are counted, `cells` has a shape and no values.
     """
 
     height: int
@@ -32,6 +41,7 @@ class Grid:
     prefix: int = 0
     cells: Tensor | None = None
     sizes: Tensor | None = None
+    owners: Tensor | None = None
 
     @property
     def reduced(self) -> bool:
@@ -51,6 +61,31 @@ class Grid:
             return None
         return torch.nn.functional.pad(self.sizes.to(dtype).log(), (self.prefix, 0))
 
+    def whole(self) -> Grid:
+        """The grid before any token was dropped or merged."""
+        return Grid(self.height, self.width, self.prefix)
+
+    def reduced_to(self, patches: int) -> Grid:
+        """A grid with so many patches left, for counting costs: which ones is not known."""
+        return dataclasses.replace(self.whole(), cells=torch.empty(1, patches, dtype=torch.long, device="meta"))
+
+    def restore(self, x: Tensor) -> Tensor:
+        """Tokens x [B, N, C] of this grid back on the whole one: each cell gets the token that stands for it, or zeros
+        where nobody does."""
+        if self.cells is None:
+            return x
+        patches = x[:, self.prefix :]
+        cells = self.height * self.width
+        if self.owners is None:
+            owners = self.cells.new_full((len(x), cells), -1)
+            owners = owners.scatter(
+                1, self.cells, torch.arange(patches.shape[1], device=x.device).expand_as(self.cells)
+            )
+        else:
+            owners = self.owners
+        there = patches.gather(1, owners.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
+        return torch.cat([x[:, : self.prefix], there * (owners >= 0)[..., None].to(x.dtype)], dim=1)
+
     def __str__(self) -> str:
         prefix = f"{self.prefix}+" if self.prefix else ""
         return f"{prefix}{self.height}x{self.width}" + (f" reduced to {self.patches}" if self.reduced else "")
@@ -60,8 +95,8 @@ class Grid:
 class Context:
     """What travels with the tokens from block to block. Immutable: a block returns a new one.
 
-    `wants` names what a later layer or the caller asked this layer to leave here: `"scores"` (pre-softmax,
-    [B, H, N, N]), `"class_attention"` (the class token's row, [B, H, N]). `losses` are extra terms for training.
+    `wants` names what this layer is asked to leave here (see `ENTRIES`), because the next layer or the caller reads it;
+    nothing else that layers leave each other stays. `losses` are extra terms for training.
     """
 
     grid: Grid
@@ -72,6 +107,11 @@ class Context:
 
     def replace(self, **changes: Any) -> Context:
         return dataclasses.replace(self, **changes)
+
+    def only(self, entries: Collection[str]) -> Context:
+        """Without what layers leave each other, but for these entries."""
+        gone = {name: None for name in ENTRIES if name not in entries and getattr(self, name) is not None}
+        return self.replace(**gone) if gone else self
 
     def with_loss(self, name: str, value: Tensor) -> Context:
         return self.replace(losses=(*self.losses, (name, value)))
@@ -89,7 +129,7 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
     )
 
 
-_register_pytree(Grid, ("cells", "sizes"), ("height", "width", "prefix"))
+_register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix"))
 _register_pytree(Context, ("grid", "scores", "class_attention", "losses"), ("wants",))
 
 
@@ -113,16 +153,26 @@ class Macs:
     def __add__(self, more: Macs) -> Macs:
         return Macs(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(more), strict=True)))
 
+    def __sub__(self, less: Macs) -> Macs:
+        return Macs(*(a - b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(less), strict=True)))
+
+    @property
+    def share(self) -> float:
+        """The core's part of the whole."""
+        return self.core / self.total
+
+    @property
+    def cap(self) -> float | None:
+        """How many times quicker the whole could be, by its MACs, if the core cost nothing (Amdahl's law)."""
+        return cap(self.share)
+
     def as_dict(self) -> dict[str, int]:
         return {**dataclasses.asdict(self), "total": self.total}
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """How a function will be executed, and why. It never changes what is computed."""
-
-    path: str
-    reason: str
+def cap(share: float) -> float | None:
+    """The most a whole can gain from a part that takes this share of it; None if the part is everything."""
+    return 1 / (1 - share) if share < 1 else None
 
 
 class Attention(nn.Module):
@@ -134,14 +184,21 @@ class Attention(nn.Module):
 
     name: ClassVar[str]
     Options: ClassVar[type[BaseOptions]] = BaseOptions
-    #: Context entries that the layer before must provide.
+    #: Context entries (see `ENTRIES`) that the layer before must leave.
     reads: ClassVar[frozenset[str]] = frozenset()
+    #: Context entries that this one can leave, if the next layer reads them. Where prefix queries see every token, the
+    #: class token's attention is a row of full attention, and `forward` leaves it: stating it here is enough.
+    provides: ClassVar[frozenset[str]] = frozenset()
     #: Specs worth trying: the contract test runs each of them, and `attendless list` shows them.
     examples: ClassVar[tuple[str, ...]] = ()
     #: Weights of the mechanism's own that weight decay must leave alone.
     undecayed: ClassVar[frozenset[str]] = frozenset()
-    #: Why the PyTorch path may execute more multiply-accumulates than `macs` counts for the function, if it does.
+    #: Why the PyTorch executor may execute more multiply-accumulates than `macs` counts for the function, if it does.
     executes_more: ClassVar[str] = ""
+    #: Methods in which keys are chosen, so that the layer view can time them apart.
+    selection: ClassVar[tuple[str, ...]] = ()
+    #: Whether each row of the `map` sums to one.
+    rows_sum_to_one: bool = True
 
     def __init__(
         self,
@@ -211,13 +268,35 @@ class Attention(nn.Module):
         self.check(grid)
         self.grid = grid
 
+    def case(self, grid: Grid, batch: int = 1) -> Case | None:
+        """The call that `attend` makes of one of the `sparse.operations`, if that is what it does; see `case_of`."""
+        return None
+
     def choice(self, grid: Grid, batch: int = 1) -> Choice:
-        """How `attend` will be executed here, and why."""
-        return Choice("torch", "plain PyTorch operations")
+        """Who will execute `attend` here, and why."""
+        case = self.case(grid, batch)
+        return Choice("torch", "plain PyTorch operations") if case is None else dispatch.choose(case)
 
     def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
         """Seconds `attend` should take on this machine and full attention in its place; None: there is no estimate."""
-        return None
+        case = self.case(grid, batch)
+        return None if case is None else dispatch.against_full(case)
+
+    def predictor(self) -> dict[str, nn.Parameter]:
+        """What the mechanism learns about which keys matter, by name, apart from full attention's weights."""
+        return {}
+
+    def take_predictor(self, weights: Mapping[str, Tensor], grid: Grid) -> None:
+        """Load a predictor that was learned on `grid`."""
+        raise UserError(f"attention {self.name!r} predicts nothing")
+
+    def map_loss(self, x: Tensor, target: Tensor, context: Context) -> Tensor:
+        """How far the layer's map for tokens x [B, N, C] is from `target` [B, H, N, N]: Σ over keys of the squared
+        difference, averaged. A mechanism with a predictor says here how that learns."""
+        found = self.map(x, context)
+        if found.shape != target.shape:
+            raise UserError(f"the maps loss compares like with like: {tuple(found.shape)} and {tuple(target.shape)}")
+        return (found - target).square().sum(-1).mean()
 
     # What every mechanism gets -----------------------------------------------------------------------------------
 
@@ -228,6 +307,16 @@ class Attention(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """As timm's models say it."""
         return {name for name, _ in self.named_parameters() if name in self.undecayed}
+
+    @property
+    def dropout(self) -> float:
+        """The share of attention weights dropped now."""
+        return self.attn_drop.p if self.training else 0.0
+
+    def case_of(self, op: str, plan: Any, batch: int = 1) -> Case:
+        """The case of a call of `op` by this layer."""
+        weight = self.qkv.weight
+        return Case(op, plan, batch, self.num_heads, self.head_dim, weight.dtype, weight.device.type, self.dropout)
 
     def check(self, grid: Grid) -> None:
         reason = self.refuses(grid)
@@ -242,6 +331,11 @@ class Attention(nn.Module):
                 f"[batch, {grid.tokens}, {self.dim}] for grid {grid}"
             )
         self.check(grid)
+
+    def class_row(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """How much of its attention the class token, which sees every token, gives each: [B, H, N]."""
+        row, bias = self.scale * q[:, :, :1] @ k.transpose(-2, -1), grid.key_bias(q.dtype)
+        return torch.softmax(row if bias is None else row + bias[:, None, None], dim=-1)[:, :, 0]
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [B, N, C] → q, k, v [B, H, N, D], normalised as the model asks."""
@@ -258,6 +352,8 @@ class Attention(nn.Module):
         self.accept(x, context.grid)
         q, k, v = self.project(x)
         out, context = self.attend(q, k, v, context)
+        if "class_attention" in context.wants:
+            context = context.replace(class_attention=self.class_row(q, k, context.grid))
         return self.merge(out), context
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
@@ -281,8 +377,14 @@ class Attention(nn.Module):
     def projection_macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * 3 * self.attn_dim + grid.tokens * self.attn_dim * self.dim
 
-    def macs(self, grid: Grid) -> Macs:
-        return Macs(self.core_macs(grid), self.projection_macs(grid), other=self.extra_macs(grid))
+    def leaving_macs(self, grid: Grid, wants: Collection[str]) -> int:
+        """Multiply-accumulates of what is left in the context beside the output."""
+        return grid.tokens * self.attn_dim if "class_attention" in wants else 0
+
+    def macs(self, grid: Grid, wants: Collection[str] = ()) -> Macs:
+        """What the layer costs for one image; `wants` names what it leaves for the next."""
+        core = self.core_macs(grid) + self.leaving_macs(grid, wants)
+        return Macs(core, self.projection_macs(grid), other=self.extra_macs(grid))
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.num_heads}, grid={self.grid}"

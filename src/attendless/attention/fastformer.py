@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import options
 from ..errors import UserError
-from . import spec
 from .contract import Attention, Context, Grid
 from .registry import register
 
@@ -47,8 +47,8 @@ def global_key(
 
 
 @dataclasses.dataclass(frozen=True)
-class FastformerOptions(spec.Options):
-    plain: bool = spec.option(False, "the global key sums keys, not keys times the global query, as was compared")
+class FastformerOptions(options.Options):
+    plain: bool = options.option(False, "the global key sums keys, not keys times the global query, as was compared")
 
 
 @register

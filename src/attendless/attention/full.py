@@ -9,34 +9,27 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from .contract import Attention, Choice, Context, Grid
+from ..sparse.executor import Choice
+from ..sparse.full import attend as full
+from ..sparse.full import macs as full_macs
+from .contract import Attention, Context, Grid
 from .registry import register
-
-
-def full(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None, dropout: float = 0.0
-) -> Tensor:
-    """q [B, H, N, D], k and v [B, H, M, ·], key_bias [B, M] → [B, H, N, ·], by PyTorch's fused kernel."""
-    mask = None if key_bias is None else key_bias[:, None, None, :].to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
 
 
 @register
 class Full(Attention):
     name = "full"
+    provides = frozenset({"scores", "class_attention"})
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         bias = context.grid.key_bias(q.dtype)
-        if "scores" in context.wants:
-            context = context.replace(scores=self.scale * q @ k.transpose(-2, -1))
-        if "class_attention" in context.wants:
-            row = self.scale * q[:, :, :1] @ k.transpose(-2, -1)
-            row = row if bias is None else row + bias[:, None, None]
-            context = context.replace(class_attention=torch.softmax(row, dim=-1)[:, :, 0])
-        dropout = self.attn_drop.p if self.training else 0.0
-        return full(q, k, v, scale=self.scale, key_bias=bias, dropout=dropout), context
+        if "scores" not in context.wants:
+            return full(q, k, v, scale=self.scale, key_bias=bias, dropout=self.dropout), context
+        # The scores are wanted, so they are there: the fused kernel would compute them a second time.
+        scores = self.scale * q @ k.transpose(-2, -1)
+        weights = torch.softmax(scores if bias is None else scores + bias[:, None, None], dim=-1)
+        return torch.dropout(weights, self.dropout, self.training) @ v, context.replace(scores=scores)
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """softmax(q kᵀ / √D + log s), at once."""
@@ -46,7 +39,7 @@ class Full(Attention):
         return torch.softmax(score if bias is None else score + bias[:, None, None], dim=-1)
 
     def core_macs(self, grid: Grid) -> int:
-        return 2 * grid.tokens**2 * self.attn_dim
+        return full_macs(grid.tokens, self.attn_dim)
 
     def refuses(self, grid: Grid) -> str | None:
         return None

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import spec
-from .contract import Attention, Choice, Context, Grid
-from .full import full
+from .. import options
+from ..sparse.executor import Choice
+from ..sparse.full import attend as full
+from .contract import Attention, Context, Grid
 from .registry import register
 
 
@@ -44,17 +45,18 @@ def resample(down: Tensor, old: Grid, new: Grid) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class LinformerOptions(spec.Options):
-    keys: int = spec.option(64, "how many averages", low=1)
-    ratio: int = spec.option(0, "instead: tokens for each average, on the grid the layer is made for", low=0)
-    shared: bool = spec.option(False, "one projection for keys and values")
-    bias: bool = spec.option(False, "add a learned number to every channel of each average, as was compared")
+class LinformerOptions(options.Options):
+    keys: int = options.option(64, "how many averages", low=1)
+    ratio: int = options.option(0, "instead: tokens for each average, on the grid the layer is made for", low=0)
+    shared: bool = options.option(False, "one projection for keys and values")
+    bias: bool = options.option(False, "add a learned number to every channel of each average, as was compared")
 
 
 @register
 class Linformer(Attention):
     name = "linformer"
     Options = LinformerOptions
+    rows_sum_to_one = False  # averages are learned and may subtract
     examples = ("linformer", "linformer:keys=9,shared", "linformer:ratio=8,shared,bias")
 
     def setup(self, factory: dict[str, Any]) -> None:
@@ -70,7 +72,7 @@ class Linformer(Attention):
         down, bias = self._down(context.grid), self.down_bias
         k = average(k, down[0], None if bias is None else bias[0])
         v = average(v, down[-1], None if bias is None else bias[-1])
-        return full(q, k, v, scale=self.scale, dropout=self.attn_drop.p if self.training else 0.0), context
+        return full(q, k, v, scale=self.scale, dropout=self.dropout), context
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """softmax(q (E k)ᵀ / √D) F, [B, H, queries, N]: what each token's value weighs in each output.

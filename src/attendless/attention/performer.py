@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import spec
+from .. import options
 from .contract import Attention, Context, Grid
 from .registry import register
 
@@ -65,9 +65,9 @@ def performer(
 
 
 @dataclasses.dataclass(frozen=True)
-class PerformerOptions(spec.Options):
-    features: int = spec.option(0, "random features a head; 0: D ln D, for heads D wide", low=0)
-    seed: int = spec.option(0, "what the features are drawn from", low=0)
+class PerformerOptions(options.Options):
+    features: int = options.option(0, "random features a head; 0: D ln D, for heads D wide", low=0)
+    seed: int = options.option(0, "what the features are drawn from", low=0)
 
 
 @register

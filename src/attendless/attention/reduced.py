@@ -28,16 +28,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import spec
-from .contract import Attention, Choice, Context, Grid
-from .full import full
+from .. import options
+from ..sparse.executor import Choice
+from ..sparse.full import attend as full
+from .contract import Attention, Context, Grid
 from .registry import register
 
 
 @dataclasses.dataclass(frozen=True)
-class ReducedOptions(spec.Options):
-    ratio: int = spec.option(2, "patches along a side that become one key, by a convolution", low=1)
-    pool: int = spec.option(0, "instead: average the grid to this many keys a side (PVT v2 linear: 7)", low=0)
+class ReducedOptions(options.Options):
+    ratio: int = options.option(2, "patches along a side that become one key, by a convolution", low=1)
+    pool: int = options.option(0, "instead: average the grid to this many keys a side (PVT v2 linear: 7)", low=0)
 
 
 @register
@@ -93,7 +94,7 @@ class Reduced(Attention):
         return self.merge(out), context
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
-        return full(q, k, v, scale=self.scale, dropout=self.attn_drop.p if self.training else 0.0), context
+        return full(q, k, v, scale=self.scale, dropout=self.dropout), context
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """The weight of each key, spread evenly over the patches the key was made of, [B, H, queries, N]."""

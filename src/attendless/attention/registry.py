@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import pkgutil
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
+from .. import options as specs
 from ..errors import UserError, unknown
-from . import spec as specs
+from ..options import Options, Spec
+from ..plugins import remember_source
 from .contract import Attention, Grid
-from .spec import Options, Spec
 
 _ATTENTIONS: dict[str, type[Attention]] = {}
 A = TypeVar("A", bound=type[Attention])
@@ -28,6 +24,7 @@ def register(cls: A) -> A:
     if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise UserError(f"attention {name!r} already exists: {other.__module__}.{other.__qualname__}")
     _ATTENTIONS[name] = cls
+    remember_source(cls)
     return cls
 
 
@@ -65,23 +62,3 @@ def create(spec: str | Spec, dim: int, num_heads: int, *, grid: Grid, **argument
     """Build an attention from its spec; `arguments` are those of `Attention`."""
     spec = parse(spec)
     return attention_class(spec.name)(dim, num_heads, grid=grid, options=spec.options, **arguments)
-
-
-def load_plugin(path: str | Path) -> None:
-    """Import a user's Python file so that the attentions it registers can be named."""
-    path = Path(path)
-    if not path.is_file():
-        raise UserError(f"plugin {str(path)!r} is not a file")
-    module_name = f"attendless_plugin_{path.stem}"
-    found = importlib.util.spec_from_file_location(module_name, path)
-    if found is None or found.loader is None:
-        raise UserError(f"plugin {str(path)!r} is not a Python file")
-    module = importlib.util.module_from_spec(found)
-    sys.modules[module_name] = module
-    found.loader.exec_module(module)
-
-
-def register_package(package: Any) -> None:
-    """Import every module of a package, so that adding an attention means writing one file."""
-    for module in pkgutil.iter_modules(package.__path__):
-        importlib.import_module(f"{package.__name__}.{module.name}")

@@ -14,37 +14,35 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..sparse import basis, chosen
-from . import spec
-from .contract import Attention, Choice, Context, Grid
+from .. import options
+from ..sparse import basis, topk
+from ..sparse.executor import Choice
+from .contract import Attention, Context, Grid
 from .registry import register
 from .sparsifiner import budget
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(spec.Options):
-    keep: float = spec.option(0.25, "share of the tokens each query looks at", low=0, high=1)
-    rest: Literal["dropped", "pooled"] = spec.option("dropped", "what becomes of the keys not chosen")
-    rank: int = spec.option(32, "how many averages stand for the rest, if it is pooled", low=1)
+class Options(options.Options):
+    keep: float = options.option(0.25, "share of the tokens each query looks at", low=0, high=1)
+    rest: Literal["dropped", "pooled"] = options.option("dropped", "what becomes of the keys not chosen")
+    rank: int = options.option(32, "how many averages stand for the rest, if it is pooled", low=1)
 
 
 @register
 class TopK(Attention):
     name = "topk"
+    provides = frozenset({"class_attention"})
     Options = Options
     examples = ("topk", "topk:keep=0.1,rest=pooled,rank=9")
     executes_more = "plain PyTorch masks dense products"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid = context.grid
-        if "class_attention" in context.wants:
-            row = torch.softmax(self.scale * q[:, :, :1] @ k.transpose(-2, -1), dim=-1)
-            context = context.replace(class_attention=row[:, :, 0])
         with torch.no_grad():  # a choice has no gradient
-            seen = chosen.largest(q @ k.transpose(-2, -1), budget(self.options.keep, grid.tokens), prefix=grid.prefix)
-        dropout = self.attn_drop.p if self.training else 0.0
-        return chosen.attend(
-            q, k, v, seen, scale=self.scale, rest=self._rest(grid, k), prefix=grid.prefix, dropout=dropout
+            seen = topk.largest(q @ k.transpose(-2, -1), budget(self.options.keep, grid.tokens), prefix=grid.prefix)
+        return topk.attend(
+            q, k, v, seen, scale=self.scale, rest=self._rest(grid, k), prefix=grid.prefix, dropout=self.dropout
         ), context
 
     def _rest(self, grid: Grid, like: Tensor) -> basis.Rest | None:

@@ -28,10 +28,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import options
 from ..errors import UserError
-from . import spec
-from .contract import Attention, Choice, Context, Grid
-from .full import full
+from ..sparse.executor import Choice
+from ..sparse.full import attend as full
+from .contract import Attention, Context, Grid
 from .registry import register
 
 
@@ -151,13 +152,12 @@ def _mask(allowed: Tensor | None, bias: Tensor | None, prefix: int, like: Tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowOptions(spec.Options):
-    size: int = spec.option(7, "patches along a side of a window", low=1)
-    shift: int = spec.option(0, "patches the windows are shifted by (Swin: half a window, every other layer)", low=0)
-    bias: bool = spec.option(True, "Swin's learned relative position bias")
+class WindowOptions(options.Options):
+    size: int = options.option(7, "patches along a side of a window", low=1)
+    shift: int = options.option(0, "patches the windows are shifted by (Swin: half a window, every other layer)", low=0)
+    bias: bool = options.option(True, "Swin's learned relative position bias")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.shift >= self.size:
             raise UserError(f"option shift={self.shift} is out of range: expected less than size={self.size}")
 
@@ -165,6 +165,7 @@ class WindowOptions(spec.Options):
 @register
 class Window(Attention):
     name = "window"
+    provides = frozenset({"class_attention"})
     Options = WindowOptions
     undecayed = frozenset({"relative_position_bias_table"})
     examples = ("window", "window:size=4,shift=2", "window:size=3,bias=false", "window:size=5,shift=2,bias=false")
@@ -183,9 +184,8 @@ class Window(Attention):
         bias = None
         if self.options.bias:
             bias = relative_bias(self.relative_position_bias_table, self.options.size, rows, columns)
-        dropout = self.attn_drop.p if self.training else 0.0
         prefix = context.grid.prefix
-        return window(q, k, v, rows, columns, prefix=prefix, scale=self.scale, bias=bias, dropout=dropout), context
+        return window(q, k, v, rows, columns, prefix=prefix, scale=self.scale, bias=bias, dropout=self.dropout), context
 
     def core_macs(self, grid: Grid) -> int:
         """Windows at their full size, padding included, as Swin counts them and as they are computed."""

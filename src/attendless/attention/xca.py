@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import spec
+from .. import options
 from .contract import Attention, Context, Grid
 from .registry import register
 
@@ -67,9 +67,9 @@ class LocalPatchInteraction(nn.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class XCAOptions(spec.Options):
-    plain: bool = spec.option(False, "no L2 norm and no temperature: the form the fair comparison measured")
-    lpi: bool = spec.option(False, "XCiT's local patch interaction after the attention")
+class XCAOptions(options.Options):
+    plain: bool = options.option(False, "no L2 norm and no temperature: the form the fair comparison measured")
+    lpi: bool = options.option(False, "XCiT's local patch interaction after the attention")
 
 
 @register

@@ -3,12 +3,13 @@
 from typing import Any
 
 from .columnar import Columnar, ColumnarDistilled
+from .host import Host
 from .models import MODELS
 from .pyramid import Pyramid
 
-__all__ = ["MODELS", "Columnar", "ColumnarDistilled", "Pyramid", "is_host"]
+__all__ = ["MODELS", "Columnar", "ColumnarDistilled", "Host", "Pyramid", "is_host"]
 
 
 def is_host(model: Any) -> bool:
     """Whether a model is one of our hosts: it passes the context and knows its own cost, layer by layer."""
-    return isinstance(model, Columnar | ColumnarDistilled | Pyramid)
+    return isinstance(model, Host)

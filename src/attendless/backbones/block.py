@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from timm.models._manipulate import checkpoint
@@ -11,11 +11,15 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Context, Grid, Macs, Spec, create
 from ..errors import UserError
+from ..tokens import Reducer
 from .cost import Layer, parameters, weight_macs
 
 
 class Block(nn.Module):
-    """x + attention(norm x), then x + mlp(norm x), each through LayerScale and stochastic depth where present."""
+    """x + attention(norm x), then x + mlp(norm x), each through LayerScale and stochastic depth where present.
+
+    Between the two a `reducer`, if there is one, drops or merges tokens.
+    """
 
     def __init__(
         self,
@@ -28,6 +32,7 @@ class Block(nn.Module):
         ls2: nn.Module | None = None,
         drop_path1: nn.Module | None = None,
         drop_path2: nn.Module | None = None,
+        reducer: Reducer | None = None,
     ) -> None:
         super().__init__()
         # timm's order, so that a state dict lists its keys as timm's does.
@@ -39,19 +44,37 @@ class Block(nn.Module):
         self.mlp = mlp
         self.ls2 = ls2 or nn.Identity()
         self.drop_path2 = drop_path2 or nn.Identity()
+        self.reducer = reducer
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        out, context = self.attn(self.norm1(x), context)
+        wants = context.wants
+        asked = wants if self.reducer is None else wants | self.reducer.reads
+        out, context = self.attn(self.norm1(x), context.only(self.attn.reads).replace(wants=asked))
+        missing = [entry for entry in asked if getattr(context, entry) is None]
+        if missing:
+            raise UserError(f"attention {self.attn.spec} was asked for {', '.join(missing)}, but left none")
         x = self.attn.refine(x + self.drop_path1(self.ls1(out)), context)
+        if self.reducer is not None:
+            x, context = self.reducer(x, context)
+        # One layer's scores at most are alive: what the next does not read goes here.
+        context = context.replace(wants=wants).only(wants)
         x = x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), context.grid)))
         return x, context
 
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         return self.mlp(x)
 
-    def layer(self, name: str, grid: Grid) -> Layer:
+    def grid_after(self, grid: Grid) -> Grid:
+        """The grid that leaves the block."""
+        return grid if self.reducer is None else self.reducer.reduced(grid)
+
+    def cost(self, name: str, grid: Grid, wants: Collection[str] = ()) -> Layer:
         """The block's row in its host's cost."""
-        macs = self.attn.macs(grid) + Macs(mlp=weight_macs(self.mlp, grid.tokens))
+        if self.reducer is not None:
+            wants = {*wants, *self.reducer.reads}
+        macs = self.attn.macs(grid, wants) + Macs(mlp=weight_macs(self.mlp, self.grid_after(grid).tokens))
+        if self.reducer is not None:
+            macs += self.reducer.macs(grid)
         return Layer(name, grid, macs, parameters(self), self.attn.spec, self.attn.choice(grid))
 
 
@@ -62,35 +85,9 @@ class ConvBlock(Block):
         return self.mlp(x, [grid.height, grid.width])
 
 
-def run_blocks(
-    blocks: Iterable[nn.Module],
-    x: Tensor,
-    context: Context,
-    *,
-    start: int = 0,
-    stop: int | None = None,
-    take: Collection[int] = (),
-    checkpointing: bool = False,
-) -> tuple[Tensor, Context, list[Tensor]]:
-    """Run the blocks from `start` up to `stop`; return tokens, context and the tokens after each block in `take`.
-
-    Each block is asked to leave in the context what the attention of the next one reads.
-    """
-    every: list[Any] = list(blocks)
-    reads = [block.attn.reads for block in every[1:]] + [frozenset()]
-    taken = []
-    for i in range(len(every))[start:stop]:
-        context = context.replace(wants=reads[i])
-        x, context = checkpoint(every[i], x, context) if checkpointing else every[i](x, context)
-        if i in take:
-            taken.append(x)
-    return x, context, taken
-
-
-def refuse_first(attn: Attention, where: str) -> None:
-    """Raise if `attn`, which stands first, reads what a layer before it would have left."""
-    if attn.reads:
-        raise UserError(f"attention {attn.spec} cannot stand in {where}: it reads what a layer before it left")
+def run_block(block: nn.Module, x: Tensor, context: Context, *, checkpointing: bool = False) -> tuple[Tensor, Context]:
+    """Run a block, or, to save memory in training, note only what enters it and run it again for the gradient."""
+    return checkpoint(block, x, context) if checkpointing else block(x, context)
 
 
 def rebuild_block(block: nn.Module, spec: Spec, grid: Grid) -> Block:
@@ -135,6 +132,14 @@ def take_weights(module: nn.Module, weights: dict[str, Tensor]) -> list[str]:
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     module.load_state_dict(fitting, strict=False)
     return list(fitting)
+
+
+def frozen_alike(ours: Attention, theirs: nn.Module) -> Attention:
+    """Weights that are frozen in the attention replaced stay frozen."""
+    trainable = {name: value.requires_grad for name, value in theirs.named_parameters()}
+    for name, value in ours.named_parameters():
+        value.requires_grad_(trainable.get(name, True))
+    return ours
 
 
 def _norm_like(norm: Any) -> Callable[..., nn.Module]:

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 
 from ..attention import Context, Grid, Macs, Spec, expand, join
 from ..errors import UserError
-from .block import rebuild_block, refuse_first, run_blocks
+from ..sparse.full import macs as full_macs
+from .block import rebuild_block, run_block
 from .cost import Layer, parameters, weight_macs
+from .host import Host, check_order
 
 #: The mixin stands on timm's attributes, which a type checker cannot see from here.
 _Base: Any = object
 
 
-class ColumnarHost(_Base):
+class ColumnarHost(Host, _Base):
     """What is added to timm's class. `attention` is one spec for every layer, or one per layer."""
 
     blocks: Any
@@ -35,8 +37,7 @@ class ColumnarHost(_Base):
             raise UserError(f"{len(specs)} attentions were given for {depth} layers")
         grid = self.grid()
         self.blocks = nn.Sequential(*(rebuild_block(b, s, grid) for b, s in zip(self.blocks, specs, strict=True)))
-        if self.blocks:
-            refuse_first(self.blocks[0].attn, "the first layer")
+        check_order([(f"blocks.{i}", block.attn) for i, block in enumerate(self.blocks)])
 
     @property
     def attention(self) -> str:
@@ -58,15 +59,8 @@ class ColumnarHost(_Base):
         grid = self.grid((images.shape[-2], images.shape[-1]))
         return self.norm_pre(self._pos_embed(self.patch_embed(images))), Context(grid)
 
-    def run_blocks(self, x: Tensor, context: Context, take: Sequence[int] = (), stop: int | None = None) -> Any:
-        """Run the blocks up to `stop`; return tokens, context and the tokens after each block listed in `take`."""
-        checkpointing = self.grad_checkpointing and self.training
-        return run_blocks(self.blocks, x, context, stop=stop, take=take, checkpointing=checkpointing)
-
-    def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
-        """`forward_features` together with the context the last block left: extra losses, the final grid."""
-        x, context, _ = self.run_blocks(*self.embed(images))
-        return self.norm(x), context
+    def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        return run_block(self.blocks[number], x, context, checkpointing=self.grad_checkpointing and self.training)
 
     def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         _refuse_masks(attn_mask, is_causal)
@@ -93,10 +87,11 @@ class ColumnarHost(_Base):
         if output_fmt not in ("NCHW", "NLC"):
             raise UserError(f"output_fmt={output_fmt!r}: expected NCHW or NLC")
         take, last = feature_take_indices(len(self.blocks), indices)
-        x, context = self.embed(x)
-        grid = context.grid
-        x, context, taken = self.run_blocks(x, context, take, last + 1 if stop_early else None)
-        taken = [self.norm(y) for y in taken] if norm else taken
+        taken = []
+        for step in self.walk(*self.embed(x), stop=last + 1 if stop_early else None):
+            x, grid = step.x, step.context.grid
+            if step.number - 1 in take:  # what enters a layer has left the one before
+                taken.append(grid.restore(self.norm(x) if norm else x))
         prefixes = [y[:, : grid.prefix] for y in taken] if grid.prefix else None
         maps = [y[:, grid.prefix :] for y in taken]
         if output_fmt == "NCHW":
@@ -117,7 +112,7 @@ class ColumnarHost(_Base):
         own = {f"blocks.{i}.attn.{name}" for i, block in layers for name in block.attn.no_weight_decay()}
         return set(super().no_weight_decay()) | own
 
-    def layers(self, size: tuple[int, int] | None = None) -> list[Layer]:
+    def costs(self, size: tuple[int, int] | None = None) -> list[Layer]:
         """Parameters and multiply-accumulates of the embedding, every block and the head, for one image."""
         grid = self.grid(size)
         embedding = sum(parameters(m) for m in (self.patch_embed, self.norm_pre))
@@ -125,7 +120,9 @@ class ColumnarHost(_Base):
             t.numel() for t in (self.pos_embed, self.cls_token, self.reg_token, _dist(self)) if t is not None
         )
         rows = [Layer("embedding", grid, Macs(other=weight_macs(self.patch_embed, grid.patches)), embedding)]
-        rows += [block.layer(f"blocks.{i}", grid) for i, block in enumerate(self.blocks)]
+        for i, (block, wants) in enumerate(zip(self.blocks, self.wants(), strict=True)):
+            rows.append(block.cost(f"blocks.{i}", grid, wants))
+            grid = block.grid_after(grid)
         counted = sum(row.params for row in rows)
         rows.append(Layer("head", grid, Macs(other=_head_macs(self, grid)), parameters(self) - counted))
         return rows
@@ -156,7 +153,7 @@ def _head_macs(model: Any, grid: Grid) -> int:
         return macs
     keys = grid.tokens if model.pool_include_prefix else grid.patches
     if not isinstance(pool, AttentionPoolLatent):  # self-attention without weights of its own
-        return macs + 2 * keys**2 * model.embed_dim
+        return macs + full_macs(keys, model.embed_dim)
     macs += (
         weight_macs(pool.q, pool.latent_len) + weight_macs(pool.kv, keys) + 2 * pool.latent_len * keys * model.embed_dim
     )

@@ -7,6 +7,7 @@ The API is timm's; tokens are [B, N, C], prefix first, as in the columnar host.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from timm.layers import to_2tuple, to_ntuple, trunc_normal_
@@ -15,13 +16,14 @@ from torch import Tensor, nn
 
 from ..attention import Context, Grid, Macs, Spec, expand_stages, join_stages
 from ..errors import UserError
-from .block import Block, refuse_first
+from .block import Block
 from .cost import Layer, parameters, weight_macs
+from .host import Host, check_order
 from .stage import Stage, Style
 from .stem import Merge, shrink, to_map
 
 
-class Pyramid(nn.Module):
+class Pyramid(Host, nn.Module):
     """`attention` is one spec for all stages, one per stage (`window/window/full/full`), or one per layer.
 
     `style` are the fields of `Style`. Images of any size are taken; weights that are tied to a grid, such as learned
@@ -86,7 +88,7 @@ class Pyramid(nn.Module):
                 style=look,
                 class_token=look.class_token and i == len(depths) - 1,
             )
-            refuse_first(stage.blocks[0].attn, f"the first layer of stage {i}")
+            check_order([(f"stages.{i}.blocks.{j}", block.attn) for j, block in enumerate(stage.blocks)])
             before = stage.grid(before)
             self.stages.append(stage)
         self.norm = nn.Identity() if look.stage_norms else look.norm(self.num_features)
@@ -125,24 +127,28 @@ class Pyramid(nn.Module):
             grids.append(grid)
         return grids
 
-    def layers(self, size: tuple[int, int] | None = None) -> list[Layer]:
+    def costs(self, size: tuple[int, int] | None = None) -> list[Layer]:
         """Parameters and multiply-accumulates of the embedding, every stage's entrance and blocks, and the head."""
-        grids = self.grids(size)
+        grids, wants = self.grids(size), iter(self.wants())
         embedding = Macs(other=weight_macs(self.patch_embed, grids[0].patches))
         rows = [Layer("embedding", grids[0], embedding, parameters(self.patch_embed))]
         for i, (stage, grid) in enumerate(zip(self.stages, grids, strict=True)):
-            rows += stage.layers(f"stages.{i}", grid)
+            rows += stage.costs(f"stages.{i}", grid, [next(wants) for _ in stage.blocks])
         head = Macs(other=weight_macs(self.head, 1))
         return [*rows, Layer("head", grids[-1], head, parameters(self.norm) + parameters(self.head))]
 
-    # timm's API --------------------------------------------------------------------------------------------------
-
-    def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
-        """`forward_features` together with the context the last stage left: extra losses, its grid."""
-        x, context = self.embed(images)
+    def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         for stage in self.stages:
-            x, context = stage(x, context)
-        return self.norm(x), context
+            if number < len(stage.blocks):
+                return stage.run_layer(number, x, context)
+            number -= len(stage.blocks)
+        raise IndexError(f"there is no layer {number} after the last")
+
+    def wants(self) -> list[frozenset[str]]:
+        """Nothing is left from one stage to the next: their grids differ."""
+        return [want for stage in self.stages for want in (*(b.attn.reads for b in stage.blocks[1:]), frozenset())]
+
+    # timm's API --------------------------------------------------------------------------------------------------
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         grid = shrink(Grid(images.shape[-2], images.shape[-1]), self.patch_embed.stride)
@@ -176,14 +182,15 @@ class Pyramid(nn.Module):
         if output_fmt != "NCHW":
             raise UserError(f"output_fmt={output_fmt!r}: a pyramid gives maps, expected NCHW")
         take, last = feature_take_indices(len(self.stages), indices)
-        x, context = self.embed(x)
+        ends = {end - 1: i for i, end in enumerate(accumulate(len(stage.blocks) for stage in self.stages))}
+        stop = next(end + 1 for end, i in ends.items() if i == last) if stop_early else None
         maps = []
-        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
-            x, context = stage(x, context)
-            if i in take:
+        for step in self.walk(*self.embed(x), stop=stop):
+            x, grid, stage = step.x, step.context.grid, ends.get(step.number - 1)
+            if stage in take:
                 # The final norm is as wide as the last stage, so it fits no other.
-                final = norm and i == len(self.stages) - 1
-                maps.append(to_map(self.norm(x) if final else x, context.grid).contiguous())
+                final = norm and stage == len(self.stages) - 1
+                maps.append(to_map(grid.restore(self.norm(x) if final else x), grid).contiguous())
         return maps if intermediates_only else (x if stop_early else self.norm(x), maps)
 
     def prune_intermediate_layers(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any, Literal, get_args
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..attention import Context, Grid, Macs, Spec, create
 from ..errors import UserError, unknown
-from .block import Block, ConvBlock, run_blocks
+from .block import Block, ConvBlock, run_block
 from .cost import Layer, parameters, weight_macs
 from .positions import ConvPositions, FourierPositions, LearnedPositions
 from .stem import ConvEmbed, Merge, shrink, to_map
@@ -125,25 +125,31 @@ class Stage(nn.Module):
         for block in self.blocks:
             block.attn.resize(grid)
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+    def enter(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        """The tokens of the stage before → this stage's, before its first block."""
         grid = self.grid(context.grid)
         if self.downsample is not None:
-            x = self.downsample(to_map(x, context.grid))
+            x = self.downsample(to_map(context.grid.restore(x), context.grid))
         if self.positions is not None:
             x = self.positions(x, grid)
         # What layers leave for one another belongs to their stage's grid; only losses outlive it.
-        context = Context(grid, losses=context.losses)
-        checkpointing = self.grad_checkpointing and self.training
-        first = 0
-        if self.conv_positions is not None:
-            x, context, _ = run_blocks(self.blocks, x, context, stop=1, checkpointing=checkpointing)
-            x, first = self.conv_positions(x, grid), 1
-        x, context, _ = run_blocks(self.blocks, x, context, start=first, checkpointing=checkpointing)
-        return self.norm(x), context
+        return x, Context(grid, context.wants, losses=context.losses)
 
-    def layers(self, name: str, grid: Grid) -> list[Layer]:
-        """The cost of the stage's entrance, with its positions and norm, and of every block on the stage's `grid`."""
+    def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        """One block, with what stands before the first and after the last."""
+        if number == 0:
+            x, context = self.enter(x, context)
+        x, context = run_block(self.blocks[number], x, context, checkpointing=self.grad_checkpointing and self.training)
+        if number == 0 and self.conv_positions is not None:
+            x = self.conv_positions(x, context.grid)
+        return (self.norm(x) if number == len(self.blocks) - 1 else x), context
+
+    def costs(self, name: str, grid: Grid, wants: Sequence[Collection[str]]) -> list[Layer]:
+        """The cost of the stage's entrance, with its positions and norm, and of every block, from its `grid` on."""
         parts = [m for m in (self.downsample, self.positions, self.conv_positions) if m is not None]
         macs = Macs(other=sum(weight_macs(part, grid.patches) for part in parts))
         rows = [Layer(f"{name}.entrance", grid, macs, sum(map(parameters, [*parts, self.norm])))]
-        return rows + [block.layer(f"{name}.blocks.{i}", grid) for i, block in enumerate(self.blocks)]
+        for i, block in enumerate(self.blocks):
+            rows.append(block.cost(f"{name}.blocks.{i}", grid, wants[i]))
+            grid = block.grid_after(grid)
+        return rows

@@ -12,8 +12,8 @@ from ..backbones.block import take_weights
 from ..convert import convert, load
 from ..convert.resize import resize
 from ..errors import UserError
-from ..train.augment import WEIGHTS, randomness
-from .plan import Contestant, Setting
+from ..randomness import WEIGHTS, randomness
+from .contestants import Contestant, Setting
 
 
 def build(contestant: Contestant, classes: int, seed: int = 0) -> Any:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..data.opening import open_data
 from ..errors import UserError
-from ..train.data import open_data
+from ..plugins import plugin_files
 from ..train.process import only_run
 from . import build, cost, schedule
-from .plan import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, plan, recall, remember
+from .contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, plan, recall, remember
 from .report import write_report
 from .results import gather, markdown, write
 from .run import Job, Outcome, finished
@@ -69,9 +69,7 @@ def compare(
     with only_run(out):
         remember(out, asked, command)
         jobs = jobs or schedule.at_once(threads, device)
-        plugins = tuple(
-            str(module.__file__) for name, module in sys.modules.items() if name.startswith("attendless_plugin_")
-        )
+        plugins = tuple(plugin_files())
         every = [
             Job(c, seed, str(out / c.folder / f"seed-{seed}"), threads, workers, device, plugins)
             for seed in seeds

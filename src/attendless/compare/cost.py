@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..convert.resize import input_size
 from ..errors import UserError
 from ..measure.bench import bench_all
 from ..measure.subject import described, original, resized
+from ..sizes import input_size
 from ..storage import atomic
 from . import build
-from .plan import Contestant
+from .contestants import Contestant
 from .schedule import accelerator
 
 #: How much larger than the images trained on those are that cost is also measured at.

@@ -18,16 +18,16 @@ from typing import Any
 from PIL import Image
 
 from ..convert import load
-from ..convert.resize import input_size
+from ..data.opening import open_data
 from ..errors import UserError
-from ..measure.stamp import stamp_line
-from ..show.figures import COLOURS
+from ..palette import COLOURS
+from ..sizes import input_size
+from ..stamp import stamp_line
 from ..storage import atomic
 from ..train.augment import eval_transform
-from ..train.data import open_data
 from ..train.log import read_rows
+from .contestants import Contestant, Setting
 from .patterns import looks
-from .plan import Contestant, Setting
 
 #: The picture's side in the page, in pixels.
 _THUMBNAIL = 160

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..measure.stamp import stamp as stamp_now
-from ..measure.stamp import stamp_line
+from ..stamp import stamp as stamp_now
+from ..stamp import stamp_line
 from ..storage import atomic
+from .contestants import Contestant
 from .cost import measured
-from .plan import Contestant
 from .run import finished
 
 Row = dict[str, Any]

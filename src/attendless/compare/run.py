@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-from ..attention import load_plugin
 from ..errors import UserError
+from ..plugins import load_plugins
+from ..sparse import execution, policy
 from ..storage import atomic
-from .plan import Contestant
+from .contestants import Contestant
 
 #: A kill loses no more than this of a run.
 CHECKPOINT_MINUTES = 1.0
@@ -51,7 +50,8 @@ def run(job: Job) -> Outcome:
     """Train to the end, from wherever the folder's last checkpoint is. Mistakes of the user's come back as a reason."""
     import torch
 
-    from ..train import Run, open_data, train
+    from ..data import open_data
+    from ..train import Run, train
     from .build import build
 
     folder = Path(job.folder)
@@ -59,12 +59,12 @@ def run(job: Job) -> Outcome:
     if done is not None:
         return Outcome(job, done)
     torch.set_num_threads(job.threads)
-    for plugin in job.plugins:
-        load_plugin(plugin)
+    load_plugins(job.plugins)
     setting = job.contestant.setting
     began = time.monotonic()
     try:
-        with _said_to(folder / "log.txt"), _one_way():
+        # By the usual executors, whatever was found quickest here before: others round differently.
+        with _said_to(folder / "log.txt"), execution("off" if policy() == "auto" else policy()):
             model = build(job.contestant, len(open_data(setting.data, "train").classes), job.seed)
             ended = train(
                 model,
@@ -94,11 +94,6 @@ def finished(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) and "top1" in found else None
-
-
-def _one_way() -> contextlib.AbstractContextManager[Any]:
-    """Train by the usual kernels, whatever was found quickest here before: others round differently."""
-    return mock.patch.dict(os.environ, {"ATTENDLESS_CHOOSE": os.environ.get("ATTENDLESS_CHOOSE") or "off"})
 
 
 @contextlib.contextmanager

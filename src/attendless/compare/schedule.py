@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from unittest import mock
 
 from ..errors import UserError
 from .run import Job, Outcome, run
@@ -117,8 +116,14 @@ def ray(address: str) -> Scheduler:
 @contextlib.contextmanager
 def _own_home() -> Iterator[None]:
     """Ray writes into the home folder and reports its use over the network; here it does neither."""
-    with (
-        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home,
-        mock.patch.dict(os.environ, {"HOME": home, "RAY_USAGE_STATS_ENABLED": "0"}),
-    ):
-        yield
+    before = {name: os.environ.get(name) for name in ("HOME", "RAY_USAGE_STATS_ENABLED")}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        os.environ.update(HOME=home, RAY_USAGE_STATS_ENABLED="0")
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value

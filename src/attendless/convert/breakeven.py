@@ -1,9 +1,9 @@
 """Whether attending less can pay in one layer at one size.
 
 The rule: an attention is worth converting to if it should take less time on this machine than full attention, by costs
-measured here once (`sparse.costs`). Where there is no such estimate (another attention to beat, a mechanism that is
-plain PyTorch, a GPU, or `ATTENDLESS_CHOOSE=off`) it must compute fewer multiply-accumulates than the one it replaces,
-its choice of keys and its own extra layers included. Either way `bench` measures what the clock says.
+measured here once (`sparse.calibration`). Where there is no such estimate (another attention to beat, a mechanism that
+is plain PyTorch, a GPU, or the policy `off`) it must compute fewer multiply-accumulates than the one it replaces, its
+choice of keys and its own extra layers included. Either way `bench` measures what the clock says.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 
 from ..attention import Attention, Grid, Macs
-from ..sparse.choose import milliseconds
+from ..sparse.dispatch import milliseconds
+from ..sparse.full import macs as full_macs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,12 +31,12 @@ def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> 
     if estimate is not None:
         ours, full = (milliseconds(seconds) for seconds in estimate)
         return Decision(estimate[0] < estimate[1], f"{ours} estimated on this machine, full attention {full}")
-    then, now = attention.macs(grid), current or full_macs(attention, grid)
+    then, now = attention.macs(grid), current or dense_macs(attention, grid)
     what = "full attention" if current is None else "the model's own"
     return Decision(then.total < now.total, f"{then.total / now.total:.2f}× the MACs of {what}")
 
 
-def full_macs(attention: Attention, grid: Grid) -> Macs:
+def dense_macs(attention: Attention, grid: Grid) -> Macs:
     """What full attention of the same width and heads costs on `grid`."""
     width = attention.attn_dim
-    return Macs(core=2 * grid.tokens**2 * width, projections=4 * grid.tokens * attention.dim * width)
+    return Macs(core=full_macs(grid.tokens, width), projections=4 * grid.tokens * attention.dim * width)

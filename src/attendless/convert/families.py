@@ -21,11 +21,10 @@ from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
 from ..attention import Attention, Context, Grid, Macs, Spec, create
-from ..backbones.block import take_weights
+from ..backbones.block import frozen_alike, take_weights
 from ..backbones.cost import weight_macs
 from ..errors import UserError
-from .resize import input_size
-from .sites import Site, frozen_alike
+from ..sizes import input_size
 
 NAMES = ("timm's Swin", "PVT v2", "XCiT")
 
@@ -155,18 +154,18 @@ def supports(model: nn.Module) -> bool:
     return type(model) in FAMILIES
 
 
-def sites(model: nn.Module) -> list[Site]:
+def slots(model: nn.Module) -> list[FamilySlot]:
     """Every layer of a model of these families whose attention can be exchanged."""
     family = FAMILIES[type(model)]
-    return [_site(model, family, name, grid) for name, grid in family.blocks(model, input_size(model))]
+    return [_slot(model, family, name, grid) for name, grid in family.blocks(model, input_size(model))]
 
 
 @dataclasses.dataclass
-class FamilySite:
+class FamilySlot:
     name: str
     grid: Grid
     now: Macs
-    rest: Macs
+    others: Macs
     model: nn.Module
     family: Family
 
@@ -225,9 +224,9 @@ class FamilySite:
             self.model.get_submodule(parent)[int(index)] = self.family.block(block, attention)  # type: ignore[operator]
 
 
-def _site(model: nn.Module, family: Family, name: str, grid: Grid) -> FamilySite:
+def _slot(model: nn.Module, family: Family, name: str, grid: Grid) -> FamilySlot:
     block: Any = model.get_submodule(name)
     now = block.attn.macs(grid) if isinstance(block.attn, Attention) else family.macs(block, grid)
     convolution = getattr(block, "local_mp", None)
     other = weight_macs(convolution, grid.tokens) if convolution is not None else 0
-    return FamilySite(name, grid, now, Macs(mlp=weight_macs(block.mlp, grid.tokens), other=other), model, family)
+    return FamilySlot(name, grid, now, Macs(mlp=weight_macs(block.mlp, grid.tokens), other=other), model, family)

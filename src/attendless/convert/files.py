@@ -18,10 +18,10 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..errors import UserError
+from ..sizes import image_config
 from ..storage import read_described, write_described
-from .blueprint import Blueprint, blueprint
+from .architecture import Blueprint, blueprint
 from .report import Report
-from .resize import as_dict
 
 FORMAT = 1
 _KEY = "attendless"
@@ -42,10 +42,10 @@ _PREPARATION = (
 
 def save(model: nn.Module, path: str | Path, *, report: Report | None = None) -> None:
     """Write `model` to `path`, whole or not at all; `report`, of its conversion, is kept with it."""
-    from .. import __version__
+    from ..version import __version__
 
     plan = blueprint(model)
-    cfg = as_dict(getattr(model, "pretrained_cfg", None))
+    cfg = image_config(model)
     header = {
         "format": FORMAT,
         "versions": {"attendless": __version__, "timm": timm.__version__, "torch": torch.__version__},

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError
-from .describe import Description
-from .read import ratio
+from .architecture import Description
+from .arguments import ratio
 
 NAMES = (
     "Hugging Face's ViTModel",

@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..attention import Grid
+from ..attention import Attention, Grid
 from ..errors import UserError
 from ..storage import read_described, write_described
-from .sites import Site
+from .slots import Slot
 
 _KEY = "attendless-predictor"
 
@@ -30,21 +30,21 @@ def shipped() -> dict[str, Path]:
 
 def predicts(attention: nn.Module) -> bool:
     """Whether an attention has a predictor that learns."""
-    return hasattr(attention, "take_predictor")
+    return isinstance(attention, Attention) and bool(attention.predictor())
 
 
-def save_predictor(sites: Sequence[Site], model: str, path: str | Path, card: Mapping[str, Any] | None = None) -> None:
+def save_predictor(slots: Sequence[Slot], model: str, path: str | Path, card: Mapping[str, Any] | None = None) -> None:
     """Write the predictors of a model's attentions; `card` says how they came about."""
-    found = {i: site for i, site in enumerate(sites) if predicts(site.attn)}
+    found = {i: slot for i, slot in enumerate(slots) if predicts(slot.attn)}
     if not found:
         raise UserError("no attention of this model has a predictor to save")
     tensors = {
         f"{i}.{name}": value.detach().cpu().clone().contiguous()
-        for i, site in found.items()
-        for name, value in site.attn.predictor().items()  # type: ignore[operator]
+        for i, slot in found.items()
+        for name, value in slot.attn.predictor().items()  # type: ignore[operator]
     }
     grid = next(iter(found.values())).grid
-    header = {"model": model, "layers": len(sites), "grid": [grid.height, grid.width, grid.prefix], "card": card or {}}
+    header = {"model": model, "layers": len(slots), "grid": [grid.height, grid.width, grid.prefix], "card": card or {}}
     write_described(path, _KEY, json.dumps(header), tensors)
 
 
@@ -60,20 +60,20 @@ def read_predictor(name: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
     return json.loads(text), tensors
 
 
-def put_predictor(sites: Sequence[Site], name: str | Path) -> None:
+def put_predictor(slots: Sequence[Slot], name: str | Path) -> None:
     """Load a predictor into every attention that has one; it is resampled to the grid it now stands on."""
     header, tensors = read_predictor(name)
-    if header["layers"] != len(sites):
+    if header["layers"] != len(slots):
         raise UserError(
             f"predictor {str(name)!r} was learned for {header['layers']} layers of {header['model']}, "
-            f"this model has {len(sites)}"
+            f"this model has {len(slots)}"
         )
     grid = Grid(*header["grid"])
-    places = [(i, site) for i, site in enumerate(sites) if predicts(site.attn)]
+    places = [(i, slot) for i, slot in enumerate(slots) if predicts(slot.attn)]
     if not places:
         raise UserError(f"predictor {str(name)!r} was given, but no attention here has one: sparsifiner has")
-    for i, site in places:
+    for i, slot in places:
         mine = {key.partition(".")[2]: value for key, value in tensors.items() if key.partition(".")[0] == str(i)}
         if not mine:
-            raise UserError(f"predictor {str(name)!r} has nothing for {site.name}")
-        site.attn.take_predictor(mine, grid)  # type: ignore[operator]
+            raise UserError(f"predictor {str(name)!r} has nothing for {slot.name}")
+        slot.attn.take_predictor(mine, grid)  # type: ignore[operator]

@@ -13,17 +13,16 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..attention import Spec, parse
-from ..backbones.columnar import ColumnarHost
-from ..backbones.pyramid import Pyramid
 from ..errors import UserError, unknown
+from ..sizes import image_config, input_size, model_name
 from . import families, huggingface
+from .architecture import describe
 from .breakeven import breakeven
-from .describe import describe
 from .predictor import predicts, put_predictor
 from .report import LayerReport, Report, difference
-from .resize import as_dict, input_size, resize
+from .resize import resize
 from .select import select_layers
-from .sites import Site, check_reads, host_sites, specs_for
+from .slots import Slot, check_reads, exchangeable, find_slots, specs_for
 
 BelowBreakeven = Literal["full", "keep"]
 
@@ -67,17 +66,17 @@ def convert_with_report(
     if size is not None:
         resize(host, to_2tuple(size))
     dense = copy.deepcopy(host) if check is not None else None
-    sites = find_sites(host)
-    specs, chosen = specs_for(attention, sites), select_layers(layers, len(sites))
+    slots = find_slots(host)
+    specs, chosen = specs_for(attention, slots), select_layers(layers, len(slots))
     rows = [
-        _exchange(site, spec, below_breakeven) if i in chosen else _leave(site)
-        for i, (site, spec) in enumerate(zip(sites, specs, strict=True))
+        _exchange(slot, spec, below_breakeven) if i in chosen else _leave(slot)
+        for i, (slot, spec) in enumerate(zip(slots, specs, strict=True))
     ]
-    check_reads(sites)
-    if predictor is not None and any(predicts(site.attn) for site in sites):
-        put_predictor(sites, predictor)
-    inside = sum(len(site.attn.state_dict()) for site in sites)
-    report = Report(name_of(model), input_size(host), tuple(rows), len(host.state_dict()) - inside)
+    check_reads(slots)
+    if predictor is not None and any(predicts(slot.attn) for slot in slots):
+        put_predictor(slots, predictor)
+    inside = sum(len(slot.attn.state_dict()) for slot in slots)
+    report = Report(model_name(model), input_size(host), tuple(rows), len(host.state_dict()) - inside)
     if check is not None and dense is not None:
         report = dataclasses.replace(report, difference=difference(dense, host, check))
     return host, report
@@ -95,20 +94,6 @@ def host_copy(model: Any) -> Any:
     raise UserError(f"{type(model).__name__} is not supported. There are: {', '.join(supported)}")
 
 
-def exchangeable(model: nn.Module) -> bool:
-    """Whether the attentions of `model` can be exchanged as it stands."""
-    return isinstance(model, ColumnarHost | Pyramid) or families.supports(model)
-
-
-def find_sites(host: Any) -> list[Site]:
-    return families.sites(host) if families.supports(host) else list(host_sites(host))
-
-
-def name_of(model: Any) -> str:
-    """The name timm built the model by, or its class."""
-    return str(as_dict(getattr(model, "pretrained_cfg", None)).get("architecture") or type(model).__name__)
-
-
 def _take_over(ours: Any, model: Any) -> nn.Module:
     """Copy the weights, and what else travels with a model: device, precision, mode, what is frozen, preprocessing."""
     first = next(model.parameters())
@@ -117,34 +102,34 @@ def _take_over(ours: Any, model: Any) -> nn.Module:
     frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
     for name, value in ours.named_parameters():
         value.requires_grad_(name not in frozen)
-    ours.pretrained_cfg = ours.default_cfg = as_dict(getattr(model, "pretrained_cfg", None))
+    ours.pretrained_cfg = ours.default_cfg = image_config(model)
     ours.set_grad_checkpointing(model.grad_checkpointing)
     if hasattr(model, "distilled_training"):
         ours.set_distilled_training(model.distilled_training)
     return ours.train(model.training)
 
 
-def _exchange(site: Site, spec: Spec, below_breakeven: BelowBreakeven) -> LayerReport:
+def _exchange(slot: Slot, spec: Spec, below_breakeven: BelowBreakeven) -> LayerReport:
     """Put an attention of `spec` in its place, unless it does not pay there and need not be."""
-    foreign = site.spec is None
-    ours = site.make(spec)
+    foreign = slot.spec is None
+    ours = slot.make(spec)
     # Where the model's own attention is not full, that is what attending less must beat.
-    decision = breakeven(ours, site.grid, site.now if foreign else None)
-    verdict, reason = "unchanged" if site.spec == spec else "converted", decision.reason
+    decision = breakeven(ours, slot.grid, slot.now if foreign else None)
+    verdict, reason = "unchanged" if slot.spec == spec else "converted", decision.reason
     if not decision.keep and below_breakeven == "keep":
         reason += ", kept as asked"
     elif not decision.keep:
         if foreign:
-            return _leave(site, spec, "left as it was", reason)
-        verdict, ours = "left full", site.make(parse("full"))
-    weights, before = site.weights(), site.now + site.rest
+            return _leave(slot, spec, "left as it was", reason)
+        verdict, ours = "left full", slot.make(parse("full"))
+    weights, before = slot.weights(), slot.now + slot.others
     state = ours.state_dict()
     kept = {name for name, value in state.items() if name in weights and weights[name].shape == value.shape}
-    site.put(ours)
+    slot.put(ours)
     return LayerReport(
-        site.name,
-        str(site.grid),
-        site.grid.tokens,
+        slot.name,
+        str(slot.grid),
+        slot.grid.tokens,
         str(spec),
         str(ours.spec),
         verdict,
@@ -153,14 +138,14 @@ def _exchange(site: Site, spec: Spec, below_breakeven: BelowBreakeven) -> LayerR
         tuple(sorted({name for name, _ in ours.named_parameters()} - kept)),
         tuple(sorted(name for name, value in weights.items() if isinstance(value, nn.Parameter) and name not in kept)),
         before,
-        ours.macs(site.grid) + site.rest,
+        ours.macs(slot.grid) + slot.others,
     )
 
 
-def _leave(site: Site, spec: Spec | None = None, verdict: str = "not chosen", reason: str = "") -> LayerReport:
+def _leave(slot: Slot, spec: Spec | None = None, verdict: str = "not chosen", reason: str = "") -> LayerReport:
     """Leave a layer's attention as it stands."""
-    macs, now = site.now + site.rest, str(site.spec or type(site.attn).__name__)
-    asked, kept = None if spec is None else str(spec), tuple(sorted(site.weights()))
+    macs, now = slot.now + slot.others, str(slot.spec or type(slot.attn).__name__)
+    asked, kept = None if spec is None else str(spec), tuple(sorted(slot.weights()))
     return LayerReport(
-        site.name, str(site.grid), site.grid.tokens, asked, now, verdict, reason, kept, (), (), macs, macs
+        slot.name, str(slot.grid), slot.grid.tokens, asked, now, verdict, reason, kept, (), (), macs, macs
     )

@@ -29,21 +29,11 @@ class LayerReport:
     before: Macs
     after: Macs
 
-    @property
-    def share(self) -> float:
-        """The attention core's part of the layer's multiply-accumulates before the conversion."""
-        return self.before.core / self.before.total
-
-    @property
-    def cap(self) -> float:
-        """How many times faster the layer could be, by its MACs, if the core cost nothing."""
-        return 1 / (1 - self.share)
-
     def as_dict(self) -> dict[str, Any]:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         weights = {key: list(fields[key]) for key in ("copied", "new", "dropped")}
         macs = {"macs_before": fields.pop("before").as_dict(), "macs": fields.pop("after").as_dict()}
-        return {**fields, **weights, **macs, "attention_share": self.share, "cap": self.cap}
+        return {**fields, **weights, **macs, "attention_share": self.before.share, "cap": self.before.cap}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,16 +80,12 @@ class Report:
     def after(self) -> Macs:
         return sum((layer.after for layer in self.layers), start=Macs())
 
-    @property
-    def cap(self) -> float:
-        return 1 / (1 - self.before.core / self.before.total)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "model": self.model,
             "size": list(self.size),
-            "attention_share": self.before.core / self.before.total,
-            "cap": self.cap,
+            "attention_share": self.before.share,
+            "cap": self.before.cap,
             "macs_before": self.before.as_dict(),
             "macs": self.after.as_dict(),
             "weights_elsewhere": self.elsewhere,
@@ -109,10 +95,10 @@ class Report:
 
     def summary(self) -> list[str]:
         """What to know first, in a few lines."""
-        share, done = self.before.core / self.before.total, [x for x in self.layers if x.decision == "converted"]
+        share, done = self.before.share, [x for x in self.layers if x.decision == "converted"]
         lines = [
             f"{self.model} at {self.size[0]}x{self.size[1]}: the attention core is {share:.1%} of the blocks' MACs, "
-            f"so attending less gains at most {self.cap:.2f}×",
+            f"so attending less gains at most {self.before.cap:.2f}×",
             f"{len(done)} of {len(self.layers)} layers converted; core MACs "
             f"{_millions(self.before.core)} → {_millions(self.after.core)}, "
             f"blocks {_millions(self.before.total)} → {_millions(self.after.total)}",
@@ -140,7 +126,7 @@ class Report:
                 layer.reason,
                 f"{_millions(layer.before.core)} → {_millions(layer.after.core)}",
                 f"{_millions(layer.before.total)} → {_millions(layer.after.total)}",
-                f"{layer.cap:.2f}×",
+                f"{layer.before.cap:.2f}×",
                 f"{len(layer.copied)} copied, {len(layer.new)} new, {len(layer.dropped)} dropped",
             )
         text = io.StringIO()

@@ -10,16 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ..errors import UserError
-
-
-def parse_size(size: int | tuple[int, int] | str) -> tuple[int, int]:
-    """`384`, `"384"`, `"240x320"` or `(240, 320)` → (height, width)."""
-    if isinstance(size, str):
-        parts = size.lower().split("x")
-        if len(parts) > 2 or not all(part.isdecimal() for part in parts):
-            raise UserError(f"size {size!r} cannot be read: expected S or HxW in pixels, such as 384 or 240x320")
-        return int(parts[0]), int(parts[-1])
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+from ..sizes import channels, image_config
 
 
 def resize(model: Any, size: tuple[int, int]) -> None:
@@ -31,23 +22,7 @@ def resize(model: Any, size: tuple[int, int]) -> None:
         if isinstance(model, VisionTransformer) and before is not None:
             _resample_same_count(model, before)
     # A model without a size of its own takes any; what evaluates it learns the size here.
-    channels = next(m for m in model.modules() if isinstance(m, nn.Conv2d)).in_channels
-    model.pretrained_cfg = {**as_dict(getattr(model, "pretrained_cfg", None)), "input_size": (channels, *size)}
-
-
-def input_size(model: Any) -> tuple[int, int]:
-    """The height and width `model` expects."""
-    found = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    if found is None or not hasattr(model, "set_input_size"):
-        found = as_dict(getattr(model, "pretrained_cfg", None)).get("input_size", (3, 224, 224))[-2:]
-    height, width = found
-    return int(height), int(width)
-
-
-def as_dict(cfg: Any) -> dict[str, Any]:
-    """timm's `pretrained_cfg`, which is a dict, a dataclass or missing, as a dict of what it says."""
-    found = dict(cfg) if isinstance(cfg, dict) else vars(cfg) if cfg is not None else {}
-    return {key: value for key, value in found.items() if value is not None}
+    model.pretrained_cfg = {**image_config(model), "input_size": (channels(model), *size)}
 
 
 def _windows(model: Any) -> dict[str, Any]:

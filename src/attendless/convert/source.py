@@ -10,10 +10,11 @@ import timm
 from torch import nn
 
 from ..errors import UserError
+from ..sizes import parse_size
 from . import huggingface
 from .files import load
 from .rebuild import BelowBreakeven, convert
-from .resize import parse_size, resize
+from .resize import resize
 from .weights import load_weights, read_weights
 
 __all__ = ["open_model", "parse_size", "resize"]

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..backbones.pyramid import Pyramid
 from ..backbones.weights import fit_attention, from_pyramids
 from ..errors import UserError
-from .resize import as_dict
+from ..sizes import image_config
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -80,5 +80,5 @@ def _fits(own: dict[str, Tensor], name: str, value: Tensor) -> bool:
 
 
 def _classifiers(model: Any) -> tuple[str, ...]:
-    named = as_dict(getattr(model, "pretrained_cfg", None)).get("classifier") or "head"
+    named = image_config(model).get("classifier") or "head"
     return (named,) if isinstance(named, str) else tuple(named)

@@ -12,8 +12,8 @@ import torch
 from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
+from ..data.source import IGNORE, BadImage, Source
 from ..errors import UserError
-from ..train.data import IGNORE, BadImage, Source
 
 #: Standard normal quantile of a 95 % interval.
 Z = 1.959964

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import Attention
-from ..convert.resize import parse_size
+from ..attention import Attention, cap
 from ..errors import UserError
-from .cap import cap, macs_share, time_share
+from ..sizes import input_size, model_name, parse_size
+from ..stamp import stamp
+from .cap import time_share
 from .clock import Call, Race, device_timer, race
-from .macs import count, input_size
+from .macs import count
 from .memory import Memory, available
 from .parts import Parts, parts
 from .row import Measurement
-from .stamp import stamp
 from .subject import Subject, attention_of, converted, described, images_for, named, original, resized
 from .throughput import best_batch
 
@@ -34,7 +34,7 @@ _DENSE = "dense"
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Conditions:
     """How to measure. `budget` is the seconds each contestant may race; what is switched off is left out of the row."""
 
     batch: int = 1
@@ -53,7 +53,7 @@ class Settings:
             raise UserError(f"{given}: expected a batch and threads of at least 1 and a budget of more than 0 seconds")
 
 
-_DEFAULT = Settings()
+_DEFAULT = Conditions()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +76,7 @@ def bench(
 ) -> Measurement:
     """Measure `model` against the dense model `like`; without one, against the timm model it came from.
 
-    `settings` are those of `Settings`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`, `throughput` or
+    `settings` are those of `Conditions`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`, `throughput` or
     `parts` to leave one out. Print the result for a summary; `as_dict()` is its JSON.
     """
     return bench_all([model], like, size=size, name=name, **settings)[0]
@@ -91,20 +91,20 @@ def bench_all(
     **settings: Any,
 ) -> list[Measurement]:
     """As `bench`, for several models that race together: their times belong to the same minutes of one machine."""
-    how = Settings(**settings)
+    how = Conditions(**settings)
     dense = like if like is not None else original(models[0])
     pixels = parse_size(size) if size is not None else input_size(models[0])
     *sized, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (*models, dense))
     with _threads(how.threads):
         timed = _time([described(model) for model in sized], described(dense), pixels, how)
-        return _rows(timed, name or _name(models[0]), how)
+        return _rows(timed, name or model_name(models[0]), how)
 
 
 def bench_rows(
     model: str,
     attentions: Sequence[str] = (),
     sizes: Sequence[Size] = (),
-    settings: Settings = _DEFAULT,
+    how: Conditions = _DEFAULT,
     **opening: Any,
 ) -> list[Measurement]:
     """One row for every size and attention of a model opened by name (or file); `opening` goes to `open_model`.
@@ -113,15 +113,15 @@ def bench_rows(
     and a model of timm's with `full`.
     """
     timed = []
-    with _threads(settings.threads):
+    with _threads(how.threads):
         for size in sizes or (None,):
             dense, asked = named(model, size=size, **opening), attentions or ("full",)
             if converted(dense.model):  # a file or a model of ours
                 asked = attentions or (dense.attention,)
                 dense = described(original(dense.model))
             subjects = [named(model, attention=text, size=size, **opening) for text in asked]
-            timed += _time(subjects, dense, input_size(dense.model), settings)
-        return _rows(timed, str(model), settings)
+            timed += _time(subjects, dense, input_size(dense.model), how)
+        return _rows(timed, str(model), how)
 
 
 # Timing --------------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class _Timed:
     stamp: dict[str, Any]
 
 
-def _time(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Settings) -> list[_Timed]:
+def _time(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Conditions) -> list[_Timed]:
     where = f"at {size[0]}x{size[1]}"
     places = {_DENSE: dense} | {str(i): subject for i, subject in enumerate(subjects)}
     memories: dict[str, Memory | str] = {}
@@ -168,7 +168,7 @@ def _time(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], ho
     ]
 
 
-def _memory(subject: Subject, size: tuple[int, int], how: Settings) -> Memory | str:
+def _memory(subject: Subject, size: tuple[int, int], how: Conditions) -> Memory | str:
     """The measured memory, or why there is none."""
     try:
         return subject.memory(size, batch=how.batch, threads=how.threads)
@@ -176,7 +176,7 @@ def _memory(subject: Subject, size: tuple[int, int], how: Settings) -> Memory | 
         return str(error)
 
 
-def _measure_alone(model: nn.Module, size: tuple[int, int], memory: Memory | str | None, how: Settings) -> _Alone:
+def _measure_alone(model: nn.Module, size: tuple[int, int], memory: Memory | str | None, how: Conditions) -> _Alone:
     images = images_for(model, size, how.batch)
     found = _Alone(memory, note="") if not isinstance(memory, str) else _Alone(note=memory)
     if how.throughput:
@@ -196,7 +196,7 @@ def _measure_alone(model: nn.Module, size: tuple[int, int], memory: Memory | str
     return found
 
 
-def _call(model: nn.Module, images: Tensor, how: Settings) -> Call:
+def _call(model: nn.Module, images: Tensor, how: Conditions) -> Call:
     run = torch.compile(model, dynamic=False) if how.compile else model
 
     def forward() -> object:
@@ -221,14 +221,14 @@ def _largest_batch(memory: Memory | None, device: torch.device, batch: int, ceil
 # Counting and writing down -------------------------------------------------------------------------------------------
 
 
-def _rows(timed: Sequence[_Timed], name: str, how: Settings) -> list[Measurement]:
+def _rows(timed: Sequence[_Timed], name: str, how: Conditions) -> list[Measurement]:
     return [_row(result, name, how) for result in timed]
 
 
-def _row(timed: _Timed, name: str, how: Settings) -> Measurement:
+def _row(timed: _Timed, name: str, how: Conditions) -> Measurement:
     model: Any = timed.subject.model
     compared = timed.race.compare(timed.place, _DENSE)
-    share = macs_share(count(timed.dense, timed.size))
+    dense_macs = count(timed.dense, timed.size)
     path, reason = _path(model, how.batch)
     alone, dense = timed.alone, timed.dense_alone
     of_time = time_share(dense.parts.ms) if dense.parts else None
@@ -254,8 +254,8 @@ def _row(timed: _Timed, name: str, how: Settings) -> Measurement:
         peak_memory_mb=alone.memory.peak if alone.memory else None,
         dense_peak_memory_mb=dense.memory.peak if dense.memory else None,
         process_memory_mb=alone.memory.process if alone.memory else None,
-        attention_share=share,
-        cap=cap(share),
+        attention_share=dense_macs.share,
+        cap=dense_macs.cap,
         time_share=of_time,
         time_cap=cap(of_time) if of_time is not None else None,
         parts_ms=alone.parts.ms if alone.parts else None,
@@ -276,7 +276,7 @@ def _path(model: nn.Module, batch: int) -> tuple[str, str]:
     choices = [m.choice(m.grid, batch) for m in model.modules() if isinstance(m, Attention)]
     if not choices:
         return "timm", "timm's own attention"
-    paths = Counter(choice.path for choice in choices)
+    paths = Counter(choice.executor for choice in choices)
     text = next(iter(paths)) if len(paths) == 1 else " + ".join(f"{n}x{path}" for path, n in paths.items())
     return text, "; ".join(dict.fromkeys(choice.reason for choice in choices))
 
@@ -289,11 +289,6 @@ def _left_out(subject: Subject) -> str:
 
 def _untested(marks: Mapping[str, Any]) -> str:
     return "" if marks["device"] == "cpu" else "timing on accelerators runs the same code but was never tested on one"
-
-
-def _name(model: Any) -> str:
-    cfg = getattr(model, "pretrained_cfg", None) or {}
-    return cfg.get("architecture") or type(model).__name__
 
 
 def _label(place: str, subject: Subject) -> str:

@@ -10,19 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..attention import Macs
-
 #: The parts of the layer view that an attention is free to change.
 CORE = ("core", "selection")
-
-
-def cap(share: float) -> float | None:
-    """The most a whole can gain from a part of this share; None if the part is everything."""
-    return 1 / (1 - share) if share < 1 else None
-
-
-def macs_share(macs: Macs) -> float:
-    return macs.core / macs.total
 
 
 def time_share(parts: Mapping[str, float]) -> float:

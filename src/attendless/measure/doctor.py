@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from .stamp import stamp
+from ..stamp import stamp
 
 #: Extra → what has to be importable for it, and what it serves.
 EXTRAS = {

@@ -17,21 +17,22 @@ from ..attention import Macs
 from ..backbones import is_host
 from ..backbones.cost import Layer
 from ..errors import UserError
+from ..sizes import channels, input_size
 
 
-def layers(model: nn.Module, size: int | tuple[int, int] | None = None) -> list[Layer]:
+def layer_costs(model: nn.Module, size: int | tuple[int, int] | None = None) -> list[Layer]:
     """A host's cost layer by layer, for one image of `size` (its own size if none is given)."""
     if not is_host(model):
         raise UserError(
             f"{type(model).__name__} is not an attendless host: convert it first, or count it by running it"
         )
-    return model.layers(to_2tuple(size) if size else None)  # type: ignore[operator]
+    return model.costs(to_2tuple(size) if size else None)  # type: ignore[operator]
 
 
 def count(model: nn.Module, size: int | tuple[int, int] | None = None) -> Macs:
     """Multiply-accumulates of one image: by formula where the model knows its own, otherwise by running it."""
     if is_host(model):
-        return sum((layer.macs for layer in layers(model, size)), start=Macs())
+        return sum((layer.macs for layer in layer_costs(model, size)), start=Macs())
     return count_by_running(model, size)
 
 
@@ -56,21 +57,6 @@ def count_by_running(model: nn.Module, size: int | tuple[int, int] | None = None
     core = sum(products[path] for path in attention)
     projections = sum(counts[path] for path in attention) - core
     return Macs(core, projections, mlp, total - core - projections - mlp)
-
-
-def input_size(model: nn.Module) -> tuple[int, int]:
-    """The height and width a timm model was made for."""
-    embed: Any = getattr(model, "patch_embed", None)
-    found = getattr(embed, "img_size", None)
-    if found is None:
-        cfg = getattr(model, "pretrained_cfg", None) or {}
-        found = tuple(cfg.get("input_size", (3, 224, 224)))[-2:]
-    return to_2tuple(found)
-
-
-def channels(model: nn.Module) -> int:
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    return first.in_channels if first is not None else 3
 
 
 def _outermost(paths: Any, part: str) -> list[str]:

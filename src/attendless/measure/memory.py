@@ -32,8 +32,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..attention import load_plugin
 from ..errors import UserError
+from ..plugins import load_plugins, plugin_files
+from ..sparse import execution, policy
 
 #: Longer than any forward worth waiting for.
 _TIMEOUT = 1800
@@ -54,9 +55,9 @@ def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, in
 
     `more` may say `batch`, `channels`, `threads`, `device` and `dtype`.
     """
-    # A user's attentions must be known to the child too.
-    plugins = [module.__file__ for name, module in sys.modules.items() if name.startswith("attendless_plugin_")]
-    task = {"build": build, "arguments": dict(arguments), "size": list(size), "plugins": plugins, **more}
+    # What a user registered must be known to the child, and the same executors must compute there.
+    same = {"plugins": plugin_files(), "policy": policy()}
+    task = {"build": build, "arguments": dict(arguments), "size": list(size), **same, **more}
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     try:
         child = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, timeout=_TIMEOUT)
@@ -75,12 +76,11 @@ def measure(task: Mapping[str, Any]) -> Memory:
 
     if task.get("threads"):
         torch.set_num_threads(task["threads"])
-    for plugin in task.get("plugins", ()):
-        load_plugin(plugin)
+    load_plugins(task.get("plugins", ()))
     build, device = _resolve(task["build"]), torch.device(task.get("device", "cpu"))
     dtype = getattr(torch, task.get("dtype", "float32"))
     meter: _Resident | _Allocator = _Allocator(device) if device.type == "cuda" else _Resident()
-    with torch.inference_mode():
+    with execution(task.get("policy", policy())), torch.inference_mode():
         _small_forward(device, dtype)
         meter.settle()
         baseline = meter.now()

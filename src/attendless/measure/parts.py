@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention
+from ..sparse.executor import every_executor
 
 #: In reading order. `selection` is an attention's choice of keys, or a reducer's of tokens; `core` all else between
 #: the projections; `other` what no part claims: residual additions, layer scale, Python.
@@ -50,10 +49,6 @@ class Parts:
 
     ms: Mapping[str, float]
     whole_ms: float
-
-    @property
-    def total_ms(self) -> float:
-        return sum(self.ms.values())
 
 
 def parts(model: nn.Module, images: Tensor, *, budget: float = 5.0, rounds: int = 8) -> Parts:
@@ -99,19 +94,18 @@ def _walk(module: nn.Module) -> Iterator[Place]:
 def _attention(attn: nn.Module) -> Iterator[Place]:
     """One rule for every attention, timm's and ours: what neither projects nor selects is core."""
     yield attn, "forward", "core"
-    if callable(getattr(attn, "select", None)):
-        yield attn, "select", "selection"
+    for name in getattr(attn, "selection", ()):
+        yield attn, name, "selection"
     for name, child in attn.named_modules():
         if name.rsplit(".", 1)[-1] in _PROJECTIONS and isinstance(child, nn.Linear | nn.Conv2d):
             yield child, "forward", "projections"
 
 
 def _selections() -> Iterator[Place]:
-    """The functions that choose keys, which stand in modules of their own; where a kernel chooses too, it is core."""
-    for name, module in list(sys.modules.items()):
-        select = vars(module).get("select") if name.startswith("attendless.") else None
-        if inspect.isfunction(select) and select.__module__ == name:
-            yield module, "select", "selection"
+    """Executors that choose keys in a step of its own; where choosing and attending are one, all of it is core."""
+    for executor in every_executor():
+        if callable(getattr(executor, "select", None)):
+            yield executor, "select", "selection"
 
 
 class _Marks:

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
+from ..stamp import stamp_line
 from ..storage import atomic
 from .row import Measurement
-from .stamp import stamp_line
 
 Point = tuple[float, float]
 

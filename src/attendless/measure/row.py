@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..attention import Macs
-from .stamp import stamp_line
+from ..stamp import stamp_line
 
 
 @dataclasses.dataclass(frozen=True)

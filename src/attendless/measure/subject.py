@@ -8,16 +8,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ..attention import Attention, join
-from ..backbones import Pyramid
+from ..attention import Attention
+from ..backbones import Pyramid, is_host
 from ..backbones.block import take_weights
 from ..convert import convert, open_model
-from ..convert.blueprint import Blueprint, blueprint
+from ..convert.architecture import Blueprint, blueprint
 from ..convert.resize import resize
+from ..convert.slots import exchangeable, find_slots
 from ..errors import UserError
-from .macs import channels
+from ..options import join_texts
+from ..sizes import channels
 from .memory import Memory, peak_memory
 
 
@@ -74,9 +77,15 @@ def converted(model: nn.Module) -> bool:
 
 
 def attention_of(model: nn.Module) -> str:
-    """The specs of a model's layers in the shortest text; a model of timm's own attends fully."""
-    specs = [module.spec for module in model.modules() if isinstance(module, Attention)]
-    return join(specs) if specs else "full"
+    """What a model's layers attend with, in the shortest text; a layer that timm made otherwise goes by its class."""
+    if isinstance(model, VisionTransformer) and not converted(model):
+        return "full"
+    if is_host(model):
+        return str(model.attention)
+    if exchangeable(model):
+        return join_texts([str(slot.spec or f"timm's {type(slot.attn).__name__}") for slot in find_slots(model)])
+    specs = [str(module.spec) for module in model.modules() if isinstance(module, Attention)]
+    return join_texts(specs) if specs else "its own"
 
 
 def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:

@@ -14,15 +14,22 @@ to the new one is right with p before and p′ after, so the loss is the mean of
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..attention import join, parse
+from ..attention import Spec, join, parse
+from ..backbones import is_host
+from ..backbones.host import Step
 from ..convert import convert
+from ..convert.rebuild import host_copy
+from ..convert.slots import Slot, find_slots
 from ..errors import UserError
 from .clock import race
 from .macs import count
@@ -32,10 +39,14 @@ Progress = Callable[[int], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
-    """One point of the trade-off: what every layer attends with, and what was measured of it."""
+class Candidate:
+    """One point of the trade-off: what every layer attends with, and what was measured of it.
+
+    `layers` are those changed: in a model with attentions of its own, `attention` counts for them alone.
+    """
 
     attention: str
+    layers: tuple[int, ...]
     latency_ms: float
     speedup: float
     spread: float
@@ -51,8 +62,8 @@ class Setting:
 class Tuned:
     """The setting chosen, and the front it was chosen from, the all-full setting first."""
 
-    chosen: Setting
-    front: tuple[Setting, ...]
+    chosen: Candidate
+    front: tuple[Candidate, ...]
     images: int
     reason: str
 
@@ -87,18 +98,18 @@ def tune(
     base = parse(attention)
     if not hasattr(base.options, "keep"):
         raise UserError(f"attention {base.name!r} has no keep option to tune")
-    choices = [parse("full"), *(base.replace(keep=rate) for rate in sorted(rates, reverse=True))]
-    hosts = [convert(model, str(choice), below_breakeven="keep").eval() for choice in choices]
-    costs = _costs(hosts, images[:1])
-    damages = _damages(hosts, images[:probe], progress)
-    dense = torch.cat(_logits(hosts[0], images))
+    specs = [base.replace(keep=rate) for rate in sorted(rates, reverse=True)]
+    host = host_copy(model).eval()
+    costs = _costs(host, specs, images[:1])
+    damages = _damages(host, specs, images[:probe], progress)
+    dense = torch.cat(_logits(host, images))
     progress(len(images))
-    settings = [
-        _measure(model, join([choices[c] for c in mix]), images, dense, budget, progress)
+    candidates = [
+        _measure(model, host, _named(host, specs, mix), images, dense, budget, progress)
         for mix in _front(costs, damages, points)
     ]
-    chosen, reason = _choose(settings, max_drop, target_ms)
-    return Tuned(chosen, tuple(settings), len(images), reason)
+    chosen, reason = _choose(candidates, max_drop, target_ms)
+    return Tuned(chosen, tuple(candidates), len(images), reason)
 
 
 def steps(layers: int, images: int, *, rates: int = len(RATES), probe: int = 64, points: int = 8) -> int:
@@ -106,59 +117,109 @@ def steps(layers: int, images: int, *, rates: int = len(RATES), probe: int = 64,
     return min(probe, images) * rates * layers + images * (1 + points)
 
 
-def _costs(hosts: Sequence[Any], image: Tensor) -> list[float]:
-    """Milliseconds of one layer's attention with each choice, by turns."""
-    with torch.inference_mode():
-        x, context = hosts[0].embed(image)
-        x = hosts[0].blocks[0].norm1(x)
+@torch.inference_mode()
+def _costs(host: nn.Module, specs: Sequence[Spec], image: Tensor) -> Tensor:
+    """[layers, 1 + specs]: milliseconds of a block as it is, and with each spec; blocks of one kind are timed once."""
+    slots = find_slots(host)
+    inputs = _inputs(host, [slot.name for slot in slots], image)
+    timed: dict[Any, list[float]] = {}
+    rows = []
+    for slot, given in zip(slots, inputs, strict=True):
+        kind = (slot.grid, str(slot.spec), tuple(value.shape for value in slot.weights().values()))
+        if kind not in timed:
+            blocks = [host.get_submodule(slot.name)]
+            with _kept(slot):
+                for spec in specs:
+                    slot.put(slot.make(spec))
+                    blocks.append(copy.copy(host.get_submodule(slot.name)))
+                    blocks[-1]._modules = dict(blocks[-1]._modules)  # the next one is put into the same block
+            calls = {str(i): partial(block, *given) for i, block in enumerate(blocks)}
+            raced = race(calls, budget=4.0)
+            timed[kind] = [1e3 * raced.median(name) for name in calls]
+        rows.append(timed[kind])
+    return torch.tensor(rows)
 
-        def layer(host: Any) -> Callable[[], object]:
-            return lambda: host.blocks[0].attn(x, context)
 
-        timed = race({str(i): layer(host) for i, host in enumerate(hosts)}, budget=4.0)
-    return [1e3 * timed.median(str(i)) for i in range(len(hosts))]
+def _inputs(host: nn.Module, names: Sequence[str], image: Tensor) -> list[tuple[Any, ...]]:
+    """What enters each of the blocks named, for one image."""
+    found: dict[str, tuple[Any, ...]] = {}
+    hooks = [
+        host.get_submodule(name).register_forward_pre_hook(lambda _, given, name=name: found.update({name: given}))
+        for name in names
+    ]
+    try:
+        host(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [found[name] for name in names]
 
 
 @torch.inference_mode()
-def _damages(hosts: Sequence[Any], images: Tensor, progress: Progress) -> Tensor:
-    """[layers, choices]: mean KL(dense ‖ with this layer alone changed) of the answers, in nats."""
-    full, depth = hosts[0], len(hosts[0].blocks)
-    total = torch.zeros(depth, len(hosts))
+def _damages(host: Any, specs: Sequence[Spec], images: Tensor, progress: Progress) -> Tensor:
+    """[layers, 1 + specs]: mean KL(dense ‖ with this layer alone changed) of the answers, in nats."""
+    slots = find_slots(host)
+    total = torch.zeros(len(slots), 1 + len(specs))
     for chunk in images.split(16):
-        states = [full.embed(chunk)]
-        for block in full.blocks:
-            states.append(block(*states[-1]))
-        dense = _head(full, states[-1][0]).log_softmax(-1)
-        for i in range(depth):
-            for c, host in enumerate(hosts[1:], 1):
-                x, context = host.blocks[i](*states[i])
-                for block in full.blocks[i + 1 :]:
-                    x, context = block(x, context)
-                changed = _head(full, x).log_softmax(-1)
-                total[i, c] += (dense.exp() * (dense - changed)).sum()
-                progress(len(chunk))
+        # One of our hosts goes on from the layer that was changed; any other model begins anew.
+        states = [*host.walk(*host.embed(chunk))] if is_host(host) else None
+        dense = _answers(host, chunk, states, len(slots)).log_softmax(-1)
+        for i, slot in enumerate(slots):
+            with _kept(slot):
+                for c, spec in enumerate(specs, 1):
+                    slot.put(slot.make(spec))
+                    changed = _answers(host, chunk, states, i).log_softmax(-1)
+                    total[i, c] += (dense.exp() * (dense - changed)).sum()
+                    progress(len(chunk))
     return total / len(images)
 
 
-def _head(host: Any, x: Tensor) -> Tensor:
+def _answers(host: Any, chunk: Tensor, states: Sequence[Step] | None, start: int) -> Tensor:
+    """The model's answers, run from layer `start` on if the state there is known."""
+    if states is None:
+        return host(chunk).float()
+    x, _ = host.run_layers(states[start].x, states[start].context, start=start)
     return host.forward_head(host.norm(x)).float()
 
 
-def _front(costs: Sequence[float], damages: Tensor, points: int) -> list[list[int]]:
+@contextlib.contextmanager
+def _kept(slot: Slot) -> Iterator[None]:
+    """Whatever is put into the slot inside, what stands there now stands there again afterwards."""
+    parent, _, index = slot.name.rpartition(".")
+    block = slot.model.get_submodule(slot.name)
+    attn = block.attn
+    try:
+        yield
+    finally:
+        block.attn = attn
+        slot.model.get_submodule(parent)[int(index)] = block  # type: ignore[operator]
+
+
+def _named(host: nn.Module, specs: Sequence[Spec], mix: Sequence[int]) -> tuple[str, list[int]]:
+    """A mix of choices as `convert` takes it: the spec of every layer, and which layers to convert."""
+    slots = find_slots(host)
+    full = parse("full")
+    chosen = [specs[c - 1] if c else slot.spec or full for c, slot in zip(mix, slots, strict=True)]
+    return join(chosen), [i for i, c in enumerate(mix) if c]
+
+
+def _front(cost: Tensor, damages: Tensor, points: int) -> list[list[int]]:
     """Mixes of choices, from all-full to all-cheapest, each best for some price of a millisecond; at most `points`.
 
     Between them the prices are bisected where the cost jumps most, so the points spread evenly along the curve.
     """
-    cost = torch.tensor(costs)
 
     def best(price: float) -> tuple[int, ...]:
         return tuple((damages + price * cost).argmin(dim=1).tolist())
 
-    scale = float(damages.max().clamp_min(1e-9)) / max(max(costs) - min(costs), 1e-9)
-    full = (0,) * damages.shape[0]
+    layers = torch.arange(len(cost))
+    scale = float(damages.max().clamp_min(1e-9)) / max(float((cost.amax(1) - cost.amin(1)).max()), 1e-9)
+    full = (0,) * len(cost)
     found = {best(scale * 10.0**exponent) for exponent in torch.linspace(-6, 3, 400).tolist()} - {full}
-    price = {mix: sum(costs[c] for c in mix) for mix in found}
-    dearest = costs[0] * len(full)  # where attending less costs more than full attention, it has no place on the front
+    price = {mix: float(cost[layers, list(mix)].sum()) for mix in found}
+    dearest = float(
+        cost[:, 0].sum()
+    )  # where attending less costs more than full attention, it has no place on the front
     mixes = [full, *sorted((mix for mix in found if price[mix] < dearest), key=lambda mix: -price[mix])]
     if len(mixes) > points:
         mixes = [mixes[round(i * (len(mixes) - 1) / (points - 1))] for i in range(points)]
@@ -166,9 +227,16 @@ def _front(costs: Sequence[float], damages: Tensor, points: int) -> list[list[in
 
 
 def _measure(
-    model: nn.Module, attention: str, images: Tensor, dense: Tensor, budget: float, progress: Progress
-) -> Setting:
-    host = convert(model, attention, below_breakeven="keep").eval()
+    model: nn.Module,
+    dense_host: nn.Module,
+    named: tuple[str, list[int]],
+    images: Tensor,
+    dense: Tensor,
+    budget: float,
+    progress: Progress,
+) -> Candidate:
+    attention, layers = named
+    host = convert(model, attention, layers=layers, below_breakeven="keep").eval() if layers else dense_host
     answers = []
     for chunk in _logits(host, images):
         answers.append(chunk.argmax(-1))
@@ -181,29 +249,29 @@ def _measure(
         timed = race({"dense": lambda: model(image), "ours": lambda: host(image)}, budget=budget)
     comparison = timed.compare("ours", "dense")
     size = (images.shape[-2], images.shape[-1])
-    full = convert(model, "full")
-    return Setting(
+    return Candidate(
         attention=attention,
+        layers=tuple(layers),
         latency_ms=1e3 * timed.median("ours"),
         speedup=comparison.ratio,
         spread=comparison.spread,
         agreement=float((ours == theirs).float().mean()),
         expected_drop=100 * float(loss.mean()),
-        core_share=count(host, size).core / count(full, size).core,
+        core_share=count(host, size).core / count(dense_host, size).core,
     )
 
 
-def _choose(settings: Sequence[Setting], max_drop: float | None, target_ms: float | None) -> tuple[Setting, str]:
+def _choose(candidates: Sequence[Candidate], max_drop: float | None, target_ms: float | None) -> tuple[Candidate, str]:
     if max_drop is not None:
-        fitting = [s for s in settings if s.expected_drop <= max_drop]
+        fitting = [s for s in candidates if s.expected_drop <= max_drop]
         return min(
             fitting, key=lambda s: s.latency_ms
         ), f"quickest with an expected loss of at most {max_drop:g} points"
     assert target_ms is not None
-    fitting = [s for s in settings if s.latency_ms <= target_ms]
+    fitting = [s for s in candidates if s.latency_ms <= target_ms]
     if fitting:
         return min(fitting, key=lambda s: s.expected_drop), f"most faithful within {target_ms:g} ms"
-    return min(settings, key=lambda s: s.latency_ms), f"nothing reaches {target_ms:g} ms: this is the quickest found"
+    return min(candidates, key=lambda s: s.latency_ms), f"nothing reaches {target_ms:g} ms: this is the quickest found"
 
 
 @torch.inference_mode()

@@ -2,9 +2,9 @@
 
 import sys
 
-from ..attention.registry import register_package
+from ..plugins import import_package
 from .table import Row, Table, register_table, table, tables
 
-register_package(sys.modules[__name__])
+import_package(sys.modules[__name__])
 
 __all__ = ["Row", "Table", "register_table", "table", "tables"]

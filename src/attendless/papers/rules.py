@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from ..measure.macs import count, input_size
+from ..measure.macs import count
+from ..sizes import input_size
 
 TOTAL = "total: every multiply-accumulate of matrix products and convolutions"
 MHSA = "MHSA: the attention core only (q·kᵀ and weights·v), without the projections around it"

@@ -9,9 +9,6 @@ from ..errors import UserError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Colours that stay apart for colour-blind readers (Okabe and Ito).
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
-
 
 def new_figure(width: float = 7, height: float = 4.5) -> Figure:
     try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..measure.tune import Tuned
-from .figures import COLOURS, new_figure
+from ..palette import COLOURS
+from .figures import new_figure
 
 
 def draw(tuned: Tuned, path: str | Path) -> None:

@@ -86,6 +86,10 @@ class Rest:
         left = self.share.sum(0) - chosen.to(self.share.dtype) @ self.share
         return left.where(left > 1e-4 * self.share.sum(0), 0)
 
+    def tail(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+        """As the kernel reads it: every query's scores of the averages [B, H, N, R], their values, and the shares."""
+        return scale * q @ (self.average @ k).transpose(-2, -1), self.average @ v, self.share
+
 
 def rest(height: int, width: int, prefix: int, rank: int, like: Tensor) -> Rest:
     """Averages over the cells of a grid, with the type and device of a tensor."""

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .choose import Ways, choose, native_refuses
 from .ops import block_lists
 from .patterns import Pattern
 
@@ -49,9 +48,29 @@ class Plan:
     lists: tuple[Tensor, ...]  # what the native kernel reads, see `ops.block_lists`
     edges: int  # pairs of a query and a key, over all heads
 
+    @property
+    def tokens(self) -> int:
+        return len(self.lists[1])
 
+    @property
+    def block(self) -> float:
+        """Queries in a block, on average: so many share their keys."""
+        return self.tokens / (len(self.lists[0]) - 1)
+
+    @property
+    def dense(self) -> bool:
+        """Whether every query sees every key."""
+        return len(self.everything) == self.tokens
+
+
+@lru_cache(maxsize=256)
 def plan(pattern: Pattern, heads: int) -> Plan:
-    """The plan of a pattern, as fresh tensors: kept ones could be fakes of a compiler that was tracing at the time."""
+    """The plan of a pattern, made once."""
+    return fresh_plan(pattern, heads)
+
+
+def fresh_plan(pattern: Pattern, heads: int) -> Plan:
+    """For a compiler: a plan that was kept, made while one traced, could hold its fakes."""
     everything, buckets, back = _plan(pattern, heads)
     lists, edges = _listed(pattern, heads)
     return Plan(
@@ -128,27 +147,8 @@ def few_at_a_time(
     return torch.cat([run(*part) for part in parts])
 
 
-def ways(plan: Plan, batch: int, width: int, dtype: torch.dtype, device: str, dropout: float) -> Ways:
-    """What can compute a plan with heads of this width."""
-    macs = 2 * batch * plan.edges * width
-    why = native_refuses(dtype, device, dropout)
-    paths = (("torch", macs),) if why else (("native", macs), ("torch", macs))
-    blocks = len(plan.lists[0]) - 1
-    return Ways("block", paths, len(plan.lists[1]) / blocks, device, why and f"gathered keys, batched products: {why}")
-
-
-def block_attention(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
     """q, k [B, H, N, D] and v [B, H, N, ·] → [B, H, N, ·]: each query attends to the keys its pattern shows it."""
-    # A graph would keep the lists of every layer as constants of its own, so a compiler gets PyTorch's operations.
-    if not torch.compiler.is_compiling() and len(plan.everything) < q.shape[2]:
-        found = ways(plan, len(q), q.shape[-1], q.dtype, q.device.type, dropout)
-        if choose(found).path == "native":
-            return torch.ops.attendless.block_attend(q, k, v, None, list(plan.lists), scale)[0]
-    return attend_in_torch(q, k, v, plan, scale=scale, dropout=dropout)
-
-
-def attend_in_torch(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
-    """The same by PyTorch's operations: keys gathered, products batched."""
     if len(plan.everything) == q.shape[2]:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
     at_once = _GATHERED

@@ -46,8 +46,17 @@ class Layout:
     budget: int
 
     @property
+    def sizes(self) -> tuple[int, int, int, int, int, int, int]:
+        """As the kernels read it."""
+        return self.height, self.width, self.prefix, self.cell, self.tile, self.coarse, self.budget
+
+    @property
     def patches(self) -> int:
         return self.height * self.width
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.patches
 
     @property
     def cells(self) -> int:

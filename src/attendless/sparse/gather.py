@@ -3,7 +3,7 @@
     out_i = Σ_j p_ij v_j        p_i = softmax of scale · q_i·k_j + b_j over the first counts[i] keys j of indices[i]
 
 A list may be in any order; a key that stands in it twice counts twice; a query with no keys gets zeros. Sparsifiner's
-masks and any other choice of keys made query by query come in this form.
+masks and any other choice of keys made query by query come in this form. This is the definition in PyTorch.
 
 Shapes: B batch · H heads · N tokens · m keys in a list at most · q, k [B, H, N, D] · v [B, H, N, E] · indices
 int32 [B, H, N, m] · counts int32 [B, H, N], or None if every list is full · key_bias b [B, N] · lse [B, H, N].
@@ -14,26 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import native, ops  # noqa: F401 - `ops` registers torch.ops.attendless
 
-
-def gather_attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    indices: Tensor,
-    counts: Tensor | None = None,
-    *,
-    scale: float,
-    key_bias: Tensor | None = None,
-) -> Tensor:
-    """Attend to the listed keys: [B, H, N, E]."""
-    if native.available and q.device.type == "cpu" and q.dtype != torch.float64:
-        return torch.ops.attendless.gather_attend(q, k, v, key_bias, indices, counts, scale)[0]
-    return reference(q, k, v, indices, counts, scale=scale, key_bias=key_bias)
-
-
-def reference(
+def attend(
     q: Tensor,
     k: Tensor,
     v: Tensor,

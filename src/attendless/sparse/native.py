@@ -1,10 +1,7 @@
-"""The compiled kernels, as functions of tensors. Importing this works without them: `available` and `reason` tell.
+"""The compiled kernels, as functions of tensors.
 
 Everything is computed in 32-bit floats, whatever comes in; results come back in the type of `q`. Results lie in memory
 as [B, N, H, ·], so that joining the heads again costs nothing.
-
-`ATTENDLESS_NATIVE` in the environment names the instruction path to use (see `paths()`), or `off` to do without. The
-path `avx512` has been compiled but never run so far; `wide`, which is there for tests, is its code on AVX2 machines.
 
 Shapes: B batch · H heads · N tokens · n patches · T tiles of queries · M cells chosen. `layout` is a
 `foveal.Layout` as a list of its seven numbers.
@@ -12,73 +9,16 @@ Shapes: B batch · H heads · N tokens · n patches · T tiles of queries · M c
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..compiled import available, forced, kernels, path, paths, reason
 from ..errors import UserError
 
-_SWITCH = "ATTENDLESS_NATIVE"
-
-
-def _load(wanted: str) -> tuple[ModuleType | None, str]:
-    if wanted == "off":
-        return None, f"turned off by {_SWITCH}=off"
-    try:
-        module = importlib.import_module("attendless._native")
-    except ImportError as error:
-        if "_native" not in str(error):
-            return None, f"the compiled kernels do not load: {error}"
-        return None, (
-            "the kernels were not compiled when attendless was installed; "
-            "with a C++ compiler (GCC or Clang) in place, install attendless again"
-        )
-    if wanted:
-        try:
-            module.use_path(wanted)
-        except ValueError as error:
-            raise UserError(f"{_SWITCH}={wanted}: {error}, off") from None
-    return module, ""
-
-
-_native, reason = _load(os.environ.get(_SWITCH, ""))
-available = _native is not None
-
-
-def kernels() -> Any:
-    """The compiled module, or an error that says why there is none."""
-    if _native is None:
-        raise UserError(f"the native kernels are not available: {reason}")
-    return _native
-
-
-def paths() -> list[str]:
-    """The instruction paths this machine can run, best first."""
-    return list(kernels().paths()) if available else []
-
-
-def path() -> str | None:
-    """The instruction path in use."""
-    return str(kernels().path()) if available else None
-
-
-@contextlib.contextmanager
-def forced(name: str) -> Iterator[None]:
-    """Use one instruction path for a while, in every thread. For tests."""
-    before = path()
-    try:
-        kernels().use_path(name)
-        yield
-    except ValueError as error:
-        raise UserError(str(error)) from None
-    finally:
-        kernels().use_path(before)
+__all__ = ["available", "forced", "path", "paths", "reason"]
 
 
 # Tensors in, tensors out ---------------------------------------------------------------------------------------------

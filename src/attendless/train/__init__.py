@@ -1,7 +1,4 @@
-"""Training, distillation and data.
-
-Names are looked up when asked for, so that reading an image folder does not import the training loop.
-"""
+"""Training and distillation. Names are looked up when asked for, so that a recipe does not import the training loop."""
 
 import importlib
 from typing import Any
@@ -12,7 +9,6 @@ _HOMES = {
     "Result": "training",
     "Run": "recipe",
     "distill": "distilling",
-    "open_data": "data",
     "train": "training",
 }
 __all__ = sorted(_HOMES)

@@ -1,51 +1,21 @@
-"""Augmentation whose every draw is a pure function of where it is used.
+"""What becomes of a picture on its way into a model, as the recipe asks for it: timm's transforms and mixup.
 
-timm's transforms and mixup draw from the global generators of Python, NumPy and PyTorch. `randomness` seeds the three
-from a key, such as (seed, epoch, index), and puts them back afterwards: what a picture becomes does not depend on
-which worker prepares it, on what was prepared before, or on whether the run was interrupted.
+They draw from the global generators; `attendless.randomness` makes every draw a function of where it is used.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import torch
 from PIL import Image, ImageOps
 from timm.data import Mixup, create_transform
 from timm.data.mixup import mixup_target
 from torch import Tensor
 from torchvision import transforms
 
+from ..randomness import MIX, randomness
 from .recipe import Recipe
-
-#: The first word of every key, so that draws for different ends never coincide.
-PICTURE, ORDER, MIX, DROPOUT, WEIGHTS = range(5)
-
-
-def key(*numbers: int) -> int:
-    """64 well-mixed bits from a tuple of whole numbers, the same on every machine."""
-    return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
-
-
-@contextlib.contextmanager
-def randomness(*numbers: int) -> Iterator[None]:
-    """Inside, every global generator of the processor starts from the key `numbers`; afterwards all is as before."""
-    before = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    bits = key(*numbers)
-    try:
-        random.seed(bits)
-        np.random.seed(bits & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(bits & 0x7FFFFFFFFFFFFFFF)
-        yield
-    finally:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
 
 
 def train_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> Callable[[Any], Tensor]:

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from ..attention.spec import Options, option, parse_options
 from ..convert import convert, open_model
 from ..convert.predictor import predicts, save_predictor
-from ..convert.rebuild import find_sites
+from ..convert.slots import find_slots
+from ..data.opening import open_splits
 from ..errors import UserError, unknown
-from .augment import WEIGHTS, randomness
-from .data import open_splits
-from .imitation import Distillation
+from ..options import Options, option, parse_options
+from ..randomness import WEIGHTS, randomness
+from .distill_losses import Distillation
 from .recipe import Recipe, Run, replace_fields
 from .state import Phase
 from .training import Begin, Result, as_model_wants, finish, model_text, set_drop
@@ -126,11 +126,11 @@ def distill(
 
 def leave_predictor(student: nn.Module, begin: Begin, phase: Phase) -> None:
     """After a phase in which predictors alone have learned: write them, to go on top of the untouched weights."""
-    sites = find_sites(student)
-    learned = {f"{site.name}.attn.{name}" for site in sites if predicts(site.attn) for name in _predictor(site.attn)}
+    slots = find_slots(student)
+    learned = {f"{slot.name}.attn.{name}" for slot in slots if predicts(slot.attn) for name in _predictor(slot.attn)}
     if set(phase.trained) == learned:
         card = {"data": Path(begin.data).name, "attention": begin.attention, "recipe": dataclasses.asdict(phase.recipe)}
-        save_predictor(sites, begin.name, begin.out / "predictor.safetensors", card)
+        save_predictor(slots, begin.name, begin.out / "predictor.safetensors", card)
 
 
 def _predictor(attention: Any) -> Mapping[str, Any]:

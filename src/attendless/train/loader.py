@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..data.source import IGNORE, BadImage, Source
 from ..errors import UserError
-from .augment import ORDER, PICTURE, key, randomness
-from .data import IGNORE, BadImage, Source
+from ..randomness import ORDER, PICTURE, key, randomness
 from .process import ignore_interrupts
 
 Draw = tuple[int, int, int]

@@ -20,10 +20,11 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from ..data.source import IGNORE
 from ..errors import UserError
-from .augment import DROPOUT, Mix, eval_transform, key, train_transform
+from ..randomness import DROPOUT, key
+from .augment import Mix, eval_transform, train_transform
 from .checkpoint import Store
-from .data import IGNORE
 from .evaluate import evaluate
 from .loader import Prepared, Steps, eval_loader, steps_per_epoch, train_loader
 from .log import Log, epoch_line

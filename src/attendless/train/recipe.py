@@ -11,8 +11,8 @@ import inspect
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
-from ..attention.spec import Options, option, parse_options
 from ..errors import UserError, unknown
+from ..options import Options, option, parse_options
 
 O = TypeVar("O", bound=Options)
 RANDAUG = "rand-m9-mstd0.5-inc1"

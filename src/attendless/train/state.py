@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .data import Source
+from ..data.source import Source
 from .recipe import Recipe
 
 

@@ -17,15 +17,16 @@ from timm.layers import DropPath
 from torch import nn
 
 from ..convert import open_model
-from ..convert.blueprint import blueprint
+from ..convert.architecture import blueprint
 from ..convert.files import save
-from ..convert.resize import input_size
+from ..data.cache import cached
+from ..data.opening import open_splits
+from ..data.source import Source
 from ..errors import UserError, unknown
-from ..measure.stamp import stamp
+from ..randomness import WEIGHTS, randomness
+from ..sizes import input_size
+from ..stamp import stamp
 from ..storage import atomic
-from .augment import WEIGHTS, randomness
-from .cache import cached
-from .data import Source, open_splits
 from .loader import shares, steps_per_epoch
 from .log import Log, draw_curves
 from .loop import Session

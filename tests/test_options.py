@@ -8,8 +8,9 @@ from typing import Literal
 
 import pytest
 
-from attendless.attention import spec as specs
-from attendless.attention.spec import (
+from attendless import options as specs
+from attendless.errors import UserError
+from attendless.options import (
     Options,
     Spec,
     describe_options,
@@ -21,7 +22,6 @@ from attendless.attention.spec import (
     parse,
     split_parts,
 )
-from attendless.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

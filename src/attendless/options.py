@@ -14,6 +14,7 @@ parses to the same options.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import re
 import types
@@ -21,7 +22,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
-from ..errors import UserError, unknown
+from .errors import UserError, unknown
 
 O = TypeVar("O", bound="Options")
 _PART = re.compile(r"(?:(?P<count>[0-9]+)x)?(?P<name>[a-zA-Z_][\w.-]*)(?::(?P<options>.*))?$", re.DOTALL)
@@ -36,7 +37,22 @@ def option(default: Any, help: str, *, low: float | None = None, high: float | N
 class Options:
     """Base of every mechanism's options. Subclasses are frozen dataclasses whose fields are made by `option`."""
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        own = cls.__dict__.get("__post_init__")
+        if own is not None:  # ranges are checked whether or not it remembers to call ours
+
+            @functools.wraps(own)
+            def checked(self: Options) -> None:
+                self._check_ranges()
+                own(self)
+
+            cls.__post_init__ = checked  # type: ignore[method-assign]
+
     def __post_init__(self) -> None:
+        self._check_ranges()
+
+    def _check_ranges(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             low, high = field.metadata.get("low"), field.metadata.get("high")
@@ -45,7 +61,7 @@ class Options:
                     continue
                 if (low is not None and not item >= low) or (high is not None and not item <= high):
                     raise UserError(
-                        f"option {field.name}={_print(value)} is out of range: expected {_range(low, high)}"
+                        f"option {field.name}={value_text(value)} is out of range: expected {_range(low, high)}"
                     )
 
     def __str__(self) -> str:
@@ -53,7 +69,7 @@ class Options:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
-                given.append(field.name if value is True else f"{field.name}={_print(value)}")
+                given.append(field.name if value is True else f"{field.name}={value_text(value)}")
         return ",".join(given)
 
 
@@ -164,7 +180,7 @@ def expand_stages(text: str, depths: Sequence[int], kinds: Mapping[str, type[Opt
 
 def join(specs: Sequence[Spec]) -> str:
     """The inverse of `expand`: the shortest of runs such as `2xfull/foveal` and a cycle such as `window+full`."""
-    return min(_join_runs(list(map(str, specs))), _cycle(specs), key=len)
+    return min(join_texts(list(map(str, specs))), _cycle(specs), key=len)
 
 
 def join_stages(stages: Sequence[Sequence[Spec]]) -> str:
@@ -173,8 +189,8 @@ def join_stages(stages: Sequence[Sequence[Spec]]) -> str:
     # A stage may be too short to show all of a cycle that the longest one goes through.
     if all(list(stage) == list(longest[: len(stage)]) for stage in stages):
         return _cycle(longest)
-    by_stage = _join_runs([_cycle(stage) for stage in stages])
-    by_layer = _join_runs([str(spec) for stage in stages for spec in stage])
+    by_stage = join_texts([_cycle(stage) for stage in stages])
+    by_layer = join_texts([str(spec) for stage in stages for spec in stage])
     return min(by_stage, by_layer, key=len)
 
 
@@ -200,7 +216,7 @@ def _cycle(specs: Sequence[Spec]) -> str:
     return "+".join(texts[:period])
 
 
-def _join_runs(texts: Sequence[str]) -> str:
+def join_texts(texts: Sequence[str]) -> str:
     """Runs of equal texts become `NxTEXT`, a single run its text alone."""
     runs = [(text, len(list(group))) for text, group in itertools.groupby(texts)]
     if len(runs) == 1:
@@ -219,7 +235,7 @@ def _value(text: str, hint: Any, where: str) -> Any:
                 continue
     elif origin is Literal:
         for value in args:
-            if text == _print(value):
+            if text == value_text(value):
                 return value
     elif origin is tuple:
         return tuple(_value(item, args[0], where) for item in text.split("/")) if text else ()
@@ -239,9 +255,9 @@ def _value(text: str, hint: Any, where: str) -> Any:
     raise UserError(f"{where}={text!r} cannot be read: expected {_type_text(hint)}")
 
 
-def _print(value: Any) -> str:
+def value_text(value: Any) -> str:
     if isinstance(value, tuple):
-        return "/".join(map(_print, value))
+        return "/".join(map(value_text, value))
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
@@ -252,7 +268,7 @@ def _type_text(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(map(_type_text, args))
     if origin is Literal:
-        return " or ".join(map(_print, args))
+        return " or ".join(map(value_text, args))
     if origin is tuple:
         return f"{_type_text(args[0])}/…"
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", type(None): "none"}

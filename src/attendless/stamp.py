@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from ..sparse import native
+from . import compiled
+from .version import __version__
 
 #: Instruction sets that decide which kernels run, as Linux names them.
 _INSTRUCTIONS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx_vnni", "amx_bf16", "asimd", "sve", "bf16")
@@ -31,7 +32,7 @@ def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "timm", "attendless")},
-        "native_kernels": native.path(),
+        "native_kernels": compiled.path(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
     if device.type == "cuda":
@@ -48,6 +49,11 @@ def stamp_line(found: Mapping[str, Any]) -> str:
         f"{device}{found['cpu']} · {found['torch_capability']} · {threads} · torch {found['torch']} · "
         f"timm {found['timm']} · attendless {found['attendless']} · {kernels} · {found['date']}"
     )
+
+
+def processor() -> str:
+    """The processor's name."""
+    return _cpu()[0]
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
@@ -75,6 +81,4 @@ def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        from .. import __version__
-
         return __version__

@@ -21,18 +21,30 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from .foveal import Layout, block_of, blur, parent_of
+from ..executor import Case, Executor, register_executor
+from ..foveal import Layout, block_of, blur, macs, parent_of, select
 
 _BLOCK = 128
 
 
-def refuses(dtype: torch.dtype, width: int, dropout: float) -> str:
-    """Why FlexAttention cannot take such tensors; empty if it can."""
-    if dropout:
-        return "FlexAttention does not drop attention weights at random"
-    if dtype == torch.float64:
-        return "FlexAttention has no 64-bit floats"
-    return f"FlexAttention needs heads at least 16 wide, these are {width}" if width < 16 else ""
+@register_executor
+class FovealByFlex(Executor):
+    op, name, about, standing, devices = "foveal", "flex", "FlexAttention skips what is not seen", 2, ("cuda",)
+    select = staticmethod(select)
+
+    def refuses(self, case: Case) -> str:
+        if case.dropout:
+            return "FlexAttention does not drop attention weights at random"
+        if case.dtype == torch.float64:
+            return "FlexAttention has no 64-bit floats"
+        return f"FlexAttention needs heads at least 16 wide, these are {case.width}" if case.width < 16 else ""
+
+    def macs(self, case: Case) -> int:
+        return case.batch * macs(case.plan, case.dim)
+
+    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **where: Tensor | None) -> Tensor:
+        chosen = self.select(q, k, case.plan, scale=scale, **where)
+        return attend(q, k, v, chosen, case.plan, scale=scale, **where)
 
 
 def attend(

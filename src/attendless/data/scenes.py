@@ -16,9 +16,9 @@ import functools
 import numpy as np
 from PIL import Image
 
-from ..attention.spec import Options, option, parse_options
-from .augment import key
-from .data import Split
+from ..options import Options, option, parse_options
+from ..randomness import key
+from .source import Split
 
 CELLS = 8
 #: Side of the disc and the flag, and the least number of cells between them, in cells.

@@ -1,16 +1,4 @@
-"""Images on disk: which layouts are understood, and how one file becomes an upright RGB picture.
-
-    DIR/{train,val}/<class>/…/x.jpg   class names, in sorted order; `valid`, `validation`, `test`, `eval` serve as val
-    DIR/<class>/x.jpg                 one set, no splits
-    DIR/<class index>/x.jpg           folders named by whole numbers: the number is the label
-    DIR/val/images + val_annotations.txt   Tiny-ImageNet's own layout
-    DIR/*.bin                         CIFAR's binary version
-    DIR/x.jpg, DIR/images/x.jpg       pictures without labels
-    scenes, scenes:size=64            the embedded data set
-    CIFAR10@DIR                       any torchvision classification set already in DIR
-
-A data set is a `Source`: a length, `source[i] -> (picture, label)`, the class names and a name for each picture.
-"""
+"""Folders of picture files, in the layouts that `opening` lists."""
 
 from __future__ import annotations
 
@@ -18,38 +6,17 @@ import dataclasses
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
 
-import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from ..errors import UserError
+from .source import Split, load_image
 
-#: The label of a picture that is not there: it could not be read, or it only fills up a batch.
-IGNORE = -1
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
-Split = Literal["train", "val"]
 _FOLDERS: dict[Split, tuple[str, ...]] = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "test", "eval"),
 }
-
-
-class BadImage(UserError):
-    """A file that cannot be decoded; the text names it and says why."""
-
-
-class Source(Protocol):
-    """A set of pictures. `classes` is empty where nothing is labelled; unreadable pictures raise `BadImage`."""
-
-    @property
-    def classes(self) -> Sequence[str]: ...
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int, /) -> tuple[Image.Image, int]: ...
-
-    def name(self, index: int) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,77 +43,14 @@ class Files:
         return dataclasses.replace(self, files=files, labels=labels)
 
 
-def load_image(path: str | Path) -> Image.Image:
-    """Decode one file into an upright RGB picture, or raise `BadImage`.
-
-    EXIF rotation is applied; greyscale (8 and 16 bit), palette, CMYK and transparent pictures become RGB.
-    """
-    try:
-        if not os.path.isfile(path):  # a pipe would wait for ever
-            raise OSError("no such file" if not os.path.lexists(path) else "not a regular file")
-        with Image.open(path) as image:
-            image.load()
-            return _rgb(_upright(image))
-    except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
-        raise BadImage(f"cannot read image {str(path)!r}: {error or type(error).__name__}") from None
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # damaged EXIF in a sound picture: take the pixels as they are
-        return image
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
-        values = np.asarray(image).astype(np.float64)
-        values = values / 257 if values.max(initial=0) > 255 else values
-        return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image.convert("RGB")
-
-
-def open_data(where: str | Path, split: Split = "val") -> Source:
-    """The images that `where` names. A folder without splits serves whole, whichever split is asked for."""
-    from . import named
-
-    text = str(where)
-    root = Path(text).expanduser()
-    if not root.exists():
-        return named.open_named(text, split)
-    if not root.is_dir():
-        raise UserError(f"--data {text!r} is a file: expected a folder of images. {_expected(root.parent)}")
-    if named.is_cifar(root):
-        return named.Cifar.open(root, split)
-    return _open_folder(root, split)
-
-
-def open_splits(where: str | Path, hold_out: int = 10) -> tuple[Source, Source, str]:
-    """Training and validation images, and a note on how they were told apart.
-
-    Where a folder has no splits of its own, every `hold_out`-th image is kept for validation.
-    """
-    train, val = open_data(where, "train"), open_data(where, "val")
-    if isinstance(train, Files) and train == val:
-        if len(train) < hold_out:
-            raise UserError(f"--data {str(where)!r} has no val folder, and too few images to hold some out")
-        # Files are sorted by class, so this takes of each class its share.
-        held = range(hold_out // 2, len(train), hold_out)
-        rest = sorted(set(range(len(train))) - set(held))
-        return train.subset(rest), train.subset(held), f"no val folder: every {hold_out}th image is held out"
-    return train, val, "the data's own splits"
-
-
-def _open_folder(root: Path, split: Split) -> Files:
+def open_folder(root: Path, split: Split) -> Files:
     folders = {name.lower(): root / name for name in _directories(root)}
     found = {s: next((folders[n] for n in names if n in folders), None) for s, names in _FOLDERS.items()}
     train, chosen = found["train"], found[split]
     if train is None or chosen is None:
         if train is not None or (found["val"] is not None and split == "train"):
             missing, instead = (split, "train") if train is not None else ("train", "val")
-            raise UserError(f"--data {str(root)!r} has a {instead} folder but no {missing} folder. {_expected(root)}")
+            raise UserError(f"--data {str(root)!r} has a {instead} folder but no {missing} folder. {expected(root)}")
         return _read_classes(found["val"] or root, None)
     classes = _read_classes(train, None).classes
     if (chosen / "val_annotations.txt").is_file():
@@ -160,7 +64,7 @@ def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
     if not names or "images" in names:
         unlabelled = _images(root / "images" if "images" in names else root, root)
         if not unlabelled:
-            raise UserError(f"no images in {str(root)!r}. {_expected(root)}")
+            raise UserError(f"no images in {str(root)!r}. {expected(root)}")
         return Files(str(root), unlabelled, (0,) * len(unlabelled))
     by_number = all(name.isdecimal() and name.isascii() for name in names)
     if classes is None:
@@ -175,7 +79,7 @@ def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
     for name in names:
         here = _images(root / name, root)
         if not here:
-            raise UserError(f"folder {str(root / name)!r} holds no images, so it is no class. {_expected(root)}")
+            raise UserError(f"folder {str(root / name)!r} holds no images, so it is no class. {expected(root)}")
         files += here
         labels += [label[known[name]]] * len(here)
     return Files(str(root), tuple(files), tuple(labels), tuple(classes))
@@ -213,7 +117,7 @@ def _images(folder: Path, root: Path) -> tuple[str, ...]:
     return tuple(sorted(os.path.normpath(name) for name in found))
 
 
-def _expected(root: Path) -> str:
+def expected(root: Path) -> str:
     listing = sorted(os.listdir(root)) if root.is_dir() else []
     shown = ", ".join(listing[:6]) + (", …" if len(listing) > 6 else "")
     return (

@@ -11,16 +11,20 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import timm
 import torch
 from timm.layers import DropPath
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from ..attention import Spec
+from ..attention import Spec, parse
 from ..backbones import Columnar, ColumnarDistilled, Pyramid
 from ..errors import UserError, unknown
-from .read import column, layer, pyramid
+from ..sizes import input_size, model_name
+from .arguments import column, layer, pyramid
+from .resize import resize
+from .slots import exchangeable, find_slots
 
 HOSTS: dict[str, type[nn.Module]] = {
     "columnar": Columnar,
@@ -134,3 +138,64 @@ def _values(module: nn.Module) -> dict[str, Any]:
     skip = {"training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training", "init_values"}
     plain = (bool, int, float, str, tuple)
     return {k: v for k, v in vars(module).items() if isinstance(v, plain) and k[0] != "_" and k not in skip}
+
+
+# With the attention of every layer ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+    """`attention` has the spec of every layer, or None where a model of timm's keeps its own."""
+
+    description: Description
+    attention: tuple[str | None, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self.description), "attention": list(self.attention)}
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Blueprint:
+        return cls(Description(str(found["host"]), dict(found["arguments"])), tuple(found["attention"]))
+
+    def build(self) -> Any:
+        """The model, its weights yet to be loaded."""
+        if self.description.host != "timm":
+            return self.description.build([parse(text or "full") for text in self.attention])
+        model = _by_name(**self.description.arguments)
+        slots = find_slots(model)
+        if len(slots) != len(self.attention):
+            raise UserError(f"{model_name(model)} has {len(slots)} layers, not {len(self.attention)}")
+        for slot, text in zip(slots, self.attention, strict=True):
+            if text is not None and str(slot.spec) != text:
+                slot.put(slot.make(parse(text)))
+        return model
+
+
+def blueprint(model: Any) -> Blueprint:
+    """The blueprint of a host, of a timm `VisionTransformer`, or of a model that timm built by its name."""
+    if describes(model):
+        description = describe(model)
+        return Blueprint(description, tuple(str(getattr(b.attn, "spec", "full")) for b in model.blocks))
+    name = model_name(model)
+    if not timm.is_model(name) or not exchangeable(model):
+        raise UserError(
+            f"this {type(model).__name__} cannot be saved: a file can describe timm's VisionTransformer, and other "
+            "models that attendless converts if they were built by a name timm knows"
+        )
+    arguments = {"name": name, "num_classes": _classes(model), "size": list(input_size(model))}
+    specs = [slot.spec for slot in find_slots(model)]
+    found = Blueprint(Description("timm", arguments), tuple(None if spec is None else str(spec) for spec in specs))
+    if wrong := differences(model, found.build()):
+        raise UserError(f"this {type(model).__name__} cannot be saved: it is not {name} any more: {wrong[0]}")
+    return found
+
+
+def _by_name(name: str, num_classes: int, size: list[int]) -> Any:
+    model = timm.create_model(name, num_classes=num_classes)
+    if input_size(model) != tuple(size):
+        resize(model, (size[0], size[1]))
+    return model
+
+
+def _classes(model: Any) -> int:
+    return int(model.num_classes)

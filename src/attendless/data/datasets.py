@@ -13,7 +13,8 @@ import numpy as np
 from PIL import Image
 
 from ..errors import UserError, unknown
-from .data import Split
+from .scenes import Scenes
+from .source import Split
 
 _PIXELS = 3 * 32 * 32
 #: torchvision's sets whose items are a picture and one class.
@@ -103,10 +104,8 @@ class Torchvision:
 
 def open_named(text: str, split: Split) -> Any:
     """`scenes`, `scenes:size=64`, or a torchvision set as NAME@DIR; other texts are wrong paths."""
-    from . import scenes
-
     if re.fullmatch(r"scenes(:.*)?", text):
-        return scenes.Scenes.open(text, split)
+        return Scenes.open(text, split)
     name, at, folder = text.partition("@")
     if not at:
         raise UserError(

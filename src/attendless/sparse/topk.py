@@ -28,6 +28,14 @@ from .basis import Rest
 _EDGE = 0.1
 
 
+def sparse(coefficients: Tensor, *, tau: float, top: int) -> Tensor:
+    """Coefficients with the small ones set to zero: those up to `tau`; or, with `top`, all but so many largest."""
+    if top:
+        least = coefficients.topk(min(top, coefficients.shape[-1]), dim=-1).values[..., -1:]
+        return coefficients.where(coefficients >= least, 0)
+    return coefficients.where(coefficients > tau, 0)
+
+
 def largest(scores: Tensor, budget: int, *, prefix: int = 0, above: float = -torch.inf) -> Tensor:
     """The keys with the `budget` highest scores of each row, if they are `above` a bound; prefix queries take all.
 
@@ -103,6 +111,14 @@ def attend(
     weight = mass * (score - top.where(top != -torch.inf, 0)).clamp(max=10).exp()
     total = weight.sum(-1, keepdim=True)
     return torch.dropout(weight / total.where(total > 0, 1), dropout, dropout > 0) @ v
+
+
+def attend_after_softmax(
+    q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, *, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """The softmax over all keys first, then what was not chosen is dropped: rows do not sum to one."""
+    weight = torch.softmax(scale * q @ k.transpose(-2, -1), dim=-1) * chosen
+    return torch.dropout(weight, dropout, dropout > 0) @ v
 
 
 def unlisted(indices: Tensor, counts: Tensor, keys: int, prefix: int = 0) -> Tensor:

@@ -21,8 +21,9 @@ from PIL import Image
 
 from ..errors import UserError
 from ..storage import atomic
-from .data import BadImage, Files, Source
+from .folders import Files
 from .scenes import Scenes
+from .source import BadImage, Source
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ The loss is a weighted sum of terms, any of which may be left out:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -86,37 +86,17 @@ def map_lessons(student: Any, teacher: Any, images: Tensor) -> tuple[Output, Ten
     if len(student.blocks) != len(teacher.blocks):
         raise UserError("the maps loss compares layer with layer: student and teacher have different depths")
     with torch.no_grad():
-        tokens = list(layers(teacher, images))
-        taught = collect(teacher, *tokens.pop()[1:])
+        *entered, (_, x, context) = teacher.walk(*teacher.embed(images))
+        taught = collect(teacher, teacher.norm(x), context)
     differences = [
-        checkpoint(map_difference, ours, theirs, x, context, use_reentrant=False)
-        for ours, (theirs, x, context) in zip(student.blocks, tokens, strict=True)
+        checkpoint(map_difference, ours, theirs, step.x, step.context, use_reentrant=False)
+        for ours, theirs, step in zip(student.blocks, teacher.blocks, entered, strict=True)
     ]
     return taught, torch.stack(differences).mean()
 
 
-def layers(model: Any, images: Tensor) -> Iterator[tuple[Any, Tensor, Context]]:
-    """Each block with the tokens and the context that enter it; then None with what leaves the model's last norm."""
-    x, context = model.embed(images)
-    blocks = list(model.blocks)
-    for block, after in zip(blocks, [*blocks[1:], None], strict=True):
-        context = context.replace(wants=frozenset() if after is None else after.attn.reads)
-        yield block, x, context
-        x, context = block(x, context)
-    yield None, model.norm(x), context
-
-
 def map_difference(student: Any, teacher: Any, x: Tensor, context: Context) -> Tensor:
-    """Of the maps [B, H, N, N] of two layers for the same tokens: Σ over keys of their squared difference, averaged.
-
-    An attention that predicts which keys matter has a `prediction_loss` of its own, which trains the predictor.
-    """
+    """How far the student's map is from the teacher's, of two layers that see the same tokens."""
     with torch.no_grad():
         target = teacher.attn.map(teacher.norm1(x), context)
-    shown = student.norm1(x)
-    if hasattr(student.attn, "prediction_loss"):
-        return student.attn.prediction_loss(shown, target, context)
-    found = student.attn.map(shown, context)
-    if found.shape != target.shape:
-        raise UserError(f"the maps loss compares like with like: {tuple(found.shape)} and {tuple(target.shape)}")
-    return (found - target).square().sum(-1).mean()
+    return student.attn.map_loss(student.norm1(x), target, context)

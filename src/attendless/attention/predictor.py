@@ -1,0 +1,154 @@
+"""Sparsifiner's predictor: a low-rank guess of the attention map, from which each query's keys are chosen.
+
+    A = softmax(q (W_down k)ᵀ / √D)             low-rank attention to R averages of the keys
+    s = A W_up                                  connectivity: how much each query should care for each key
+
+It starts from pooled cells and smooth bumps (`sparse.basis`), so it chooses sensibly before any training. It learns in
+two ways: by `map_loss`, how far A W_up is from the full attention map, as in the paper; and whenever its weights want a
+gradient, from whatever the model is trained for, through its choice (`topk.learnable`).
+
+`variant=released` is the predictor of the code its authors published: q and k reduced to half their channels, scores
+over √heads, |W_up|, the 8 largest coefficients, and always as many keys as the budget says.
+
+W_down and W_up belong to a token grid and are resampled to another one.
+
+Shapes: B batch · H heads · N tokens · R rank · D head width · down, up [R, N].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .. import options
+from ..errors import UserError
+from ..sparse import basis
+from .contract import Attention, Context, Grid
+
+_PREDICTOR = ("down", "up", "q_reduce", "k_reduce")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(options.Options):
+    keep: float = options.option(0.25, "share of the tokens each query looks at", low=0, high=1)
+    rank: int = options.option(32, "how many averages of the keys the predictor looks at", low=1)
+    rest: Literal["dropped", "pooled"] = options.option("dropped", "what becomes of the keys not chosen")
+    tau: float = options.option(0.0, "coefficients up to this count as zero; 0.05 in the paper", low=0, high=1)
+    basis: float | Literal["auto"] = options.option("auto", "entries of W_up up to this count as zero (0.01)", low=0)
+    top: int = options.option(0, "keep this many of the largest coefficients instead of those above tau", low=0)
+    softmax: Literal["masked", "full"] = options.option("masked", "over the chosen keys, or over all of them")
+    variant: Literal["paper", "released"] = options.option("paper", "the predictor of the paper or of its code")
+    loss: Literal["divergence", "mse"] = options.option("divergence", "how far a guessed map is from a true one")
+    l1: float = options.option(0.0, "weight of Σ|W_up| in training; weight decay makes it sparse without", low=0)
+
+
+class PredictingAttention(Attention):
+    """An attention whose keys a predictor chooses: its weights, its guess, how it learns, and how it moves."""
+
+    Options = Options
+    selection = ("coefficients", "sparse_basis", "connectivity")
+
+    def setup(self, factory: dict[str, Any]) -> None:
+        grid = self.grid
+        down, up = basis.pooling(grid.height, grid.width, grid.prefix, self.options.rank)
+        self.down, self.up = (nn.Parameter(weight.to(**factory)) for weight in (down, up))
+        if self.released:
+            self.q_reduce, self.k_reduce = (nn.Linear(self.head_dim, self.head_dim // 2, **factory) for _ in range(2))
+
+    @property
+    def released(self) -> bool:
+        return bool(self.options.variant == "released")
+
+    # What it guesses -------------------------------------------------------------------------------------------------
+
+    def coefficients(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """A: how much each query cares for each average of the keys, [B, H, N, R]."""
+        scale = self.scale
+        if self.released:
+            q, k, scale = self.q_reduce(q), self.k_reduce(k), self.num_heads**-0.5
+        return torch.softmax(scale * q @ (self._down(grid) @ k).transpose(-2, -1), dim=-1)
+
+    def connectivity(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """s [B, H, N, N] before anything small is set to zero, so that what is can come back."""
+        up = self._up(grid)
+        return self.coefficients(q, k, grid) @ (up.abs() if self.released else up.clamp(min=0))
+
+    def predict(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
+        """A W_up [B, H, N, N] without thresholds: what is trained to resemble the attention map."""
+        return self.coefficients(q, k, grid) @ self._up(grid)
+
+    def sparse_basis(self, grid: Grid) -> Tensor:
+        """[W_up]: what is small, or negative, set to zero."""
+        up, least = self._up(grid), self.options.basis
+        least = (0.02 if self.released else 0.01) if least == "auto" else least
+        up = up.abs() if self.released else up
+        return up.where(up > least, 0)
+
+    def map_loss(self, x: Tensor, target: Tensor, context: Context) -> Tensor:
+        """How far the predicted map is from `target` [B, H, N, N] for the same tokens x [B, N, C], averaged over
+        images, heads and the queries that predict. Only the predictor learns from it.
+
+        `divergence` is Σ_j s_j − t_j log s_j, least where s = t: a key that is overlooked costs more than one that is
+        taken in vain. `mse` is the paper's, Σ_j (s_j − t_j)².
+        """
+        with torch.no_grad():
+            q, k, _ = self.project(x)
+        prefix = context.grid.prefix
+        target = target[:, :, prefix:]
+        if self.options.loss == "mse":
+            loss = (self.predict(q, k, context.grid)[:, :, prefix:] - target).square().sum(-1).mean()
+        else:
+            found = self.connectivity(q, k, context.grid)[:, :, prefix:]
+            loss = (found - target * (found + 1e-6).log()).sum(-1).mean()
+        return loss + self.options.l1 * self.up.abs().sum() if self.options.l1 else loss
+
+    # Its weights on a grid -------------------------------------------------------------------------------------------
+
+    def _down(self, grid: Grid) -> Tensor:
+        return basis.resample(self.down, _sides(self.grid), _sides(grid), keep_sums=True)
+
+    def _up(self, grid: Grid) -> Tensor:
+        return basis.resample(self.up, _sides(self.grid), _sides(grid), keep_sums=False)
+
+    def resize(self, grid: Grid) -> None:
+        self.check(grid)
+        with torch.no_grad():
+            down, up = self._down(grid).detach(), self._up(grid).detach()
+        self.down = nn.Parameter(down, requires_grad=self.down.requires_grad)
+        self.up = nn.Parameter(up, requires_grad=self.up.requires_grad)
+        super().resize(grid)
+
+    def predictor(self) -> dict[str, nn.Parameter]:
+        """What the predictor learns, by name: the rest of the layer's weights are full attention's."""
+        return {name: value for name, value in self.named_parameters() if name.split(".")[0] in _PREDICTOR}
+
+    def take_predictor(self, weights: Mapping[str, Tensor], grid: Grid) -> None:
+        """Load a predictor that was learned on `grid`."""
+        own = self.predictor()
+        if (
+            weights.keys() != own.keys()
+            or grid.prefix != self.grid.prefix
+            or weights["down"].shape[0] != len(self.down)
+        ):
+            raise UserError(
+                f"this predictor has rank {len(weights.get('down', ()))}, {grid.prefix} prefix tokens and the weights "
+                f"{', '.join(weights)}; {self.spec} here has rank {len(self.down)}, {self.grid.prefix} and "
+                f"{', '.join(own)}"
+            )
+        old, new = _sides(grid), _sides(self.grid)
+        moved = {
+            **weights,
+            "down": basis.resample(weights["down"], old, new, keep_sums=True),
+            "up": basis.resample(weights["up"], old, new, keep_sums=False),
+        }
+        with torch.no_grad():
+            for name, value in own.items():
+                value.copy_(moved[name])
+
+
+def _sides(grid: Grid) -> tuple[int, int]:
+    return grid.height, grid.width

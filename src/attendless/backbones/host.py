@@ -1,0 +1,84 @@
+"""What both hosts share: layers run one after the other, each leaving what the next one reads, and what they cost.
+
+A host is a flat row of layers, whatever stages it has. It says what a layer is (`blocks`), what happens around it
+(`run_layer`: a pyramid shrinks the grid before the first of a stage), and what stands before and after (`embed`,
+`norm`, `forward_head`). Everything that goes through a model layer by layer goes through `walk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from ..attention import Attention, Context
+from ..attention.contract import ENTRIES
+from ..errors import UserError
+
+
+class Step(NamedTuple):
+    """A layer about to be run: its number, the tokens and the context that enter it."""
+
+    number: int
+    x: Tensor
+    context: Context
+
+
+class Host:
+    """A model whose blocks pass the context."""
+
+    blocks: Any
+
+    def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        """Run one layer, with what belongs to it. The context says in `wants` what it must leave."""
+        raise NotImplementedError(f"{type(self).__name__} does not define run_layer")
+
+    def walk(self, x: Tensor, context: Context, start: int = 0, stop: int | None = None) -> Iterator[Step]:
+        """Run the layers from `start` up to `stop`; before each, and once after the last, say where we are."""
+        wants = self.wants()
+        last = len(wants) if stop is None else stop
+        for number in range(start, last):
+            context = context.replace(wants=wants[number])
+            yield Step(number, x, context)
+            x, context = self.run_layer(number, x, context)
+        yield Step(last, x, context)
+
+    def run_layers(
+        self, x: Tensor, context: Context, start: int = 0, stop: int | None = None
+    ) -> tuple[Tensor, Context]:
+        """Run the layers from `start` up to `stop`: tokens and context after the last."""
+        for _, after, left in self.walk(x, context, start, stop):
+            x, context = after, left
+        return x, context
+
+    def wants(self) -> list[frozenset[str]]:
+        """What each layer must leave in the context: what the attention of the next one reads."""
+        reads = [block.attn.reads for block in self.blocks]
+        return [*reads[1:], frozenset()]
+
+    def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
+        """`forward_features` together with the context the last layer left: extra losses, the final grid."""
+        x, context = self.run_layers(*self.embed(images))
+        return self.norm(x), context
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
+        """Images → the tokens that enter the first layer, and the context they start with."""
+        raise NotImplementedError(f"{type(self).__name__} does not define embed")
+
+    norm: Any
+
+
+def check_order(layers: Sequence[tuple[str, Any]]) -> None:
+    """Raise unless every attention finds what it reads. `layers` are those of one stage: name and attention (None, or a
+    foreign module, where it is not one of ours)."""
+    for before, (name, attention) in zip([None, *layers], layers, strict=False):
+        for entry in sorted(getattr(attention, "reads", ())):
+            what = f"attention {attention.spec} in {name} reads the {entry} of the layer before"
+            if entry not in ENTRIES:
+                raise UserError(f"{what}: there are only {', '.join(ENTRIES)}")
+            if before is None:
+                raise UserError(f"{what}, but it stands first")
+            if entry not in getattr(before[1], "provides", ()):
+                theirs = before[1].spec if isinstance(before[1], Attention) else type(before[1]).__name__
+                raise UserError(f"{what}, but {theirs} in {before[0]} cannot leave it")

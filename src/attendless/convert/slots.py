@@ -1,0 +1,115 @@
+"""The places in a model where an attention stands and another can be put."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ..attention import Attention, Grid, Macs, Spec, expand, expand_stages
+from ..backbones import is_host
+from ..backbones.block import create_like, frozen_alike
+from ..backbones.host import check_order
+from . import families
+
+
+class Slot(Protocol):
+    """One layer of a `model`: its `name` there, its `grid`, what its attention costs `now`, and what the `others` in it
+    cost."""
+
+    name: str
+    grid: Grid
+    now: Macs
+    others: Macs
+    model: nn.Module
+
+    @property
+    def attn(self) -> nn.Module:
+        """The attention that stands here."""
+
+    @property
+    def spec(self) -> Spec | None:
+        """Its spec, or None while it is the model's own kind."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """The state of the attention that stands here, under our names; what is trained in it are `nn.Parameter`s."""
+
+    def make(self, spec: Spec) -> Attention:
+        """An attention that fits here, with every weight of the present one that it can use."""
+
+    def put(self, attention: Attention) -> None:
+        """Let `attention` stand here from now on."""
+
+
+@dataclasses.dataclass
+class HostSlot:
+    """A layer of one of our hosts."""
+
+    name: str
+    grid: Grid
+    now: Macs
+    others: Macs
+    model: nn.Module
+
+    @property
+    def block(self) -> Any:
+        return self.model.get_submodule(self.name)
+
+    @property
+    def attn(self) -> Attention:
+        return self.block.attn
+
+    @property
+    def spec(self) -> Spec:
+        return self.block.attn.spec
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.attn.state_dict(keep_vars=True)
+
+    def make(self, spec: Spec) -> Attention:
+        return frozen_alike(create_like(self.attn, spec, self.grid), self.attn)
+
+    def put(self, attention: Attention) -> None:
+        self.block.attn = attention
+
+
+def exchangeable(model: nn.Module) -> bool:
+    """Whether the attentions of `model` can be exchanged as it stands."""
+    return is_host(model) or families.supports(model)
+
+
+def find_slots(model: Any) -> list[Slot]:
+    """Every layer of an exchangeable model that attends."""
+    return list(families.slots(model)) if families.supports(model) else list(host_slots(model))
+
+
+def host_slots(host: Any) -> list[HostSlot]:
+    """Every layer of one of our hosts that attends."""
+    found = []
+    for row in host.costs():
+        if row.spec is not None:
+            now = host.get_submodule(row.name).attn.macs(row.grid)
+            found.append(HostSlot(row.name, row.grid, now, row.macs - now, host))
+    return found
+
+
+def specs_for(attention: str, slots: list[Slot]) -> list[Spec]:
+    """The spec of every slot: one text for all layers, or parts by layer, or by stage where there are stages."""
+    stages: dict[str, int] = {}
+    for slot in slots:
+        stages[_stage(slot)] = stages.get(_stage(slot), 0) + 1
+    if len(stages) == 1:
+        return expand(attention, len(slots))
+    return [spec for stage in expand_stages(attention, list(stages.values())) for spec in stage]
+
+
+def check_reads(slots: list[Slot]) -> None:
+    """Raise unless every attention finds in the context what it reads."""
+    for _, stage in itertools.groupby(slots, key=_stage):
+        check_order([(slot.name, slot.attn) for slot in stage])
+
+
+def _stage(slot: Slot) -> str:
+    return slot.name.rpartition("blocks.")[0]

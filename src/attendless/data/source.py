@@ -1,0 +1,66 @@
+"""A set of pictures, and how one file becomes an upright RGB picture."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from ..errors import UserError
+
+#: The label of a picture that is not there: it could not be read, or it only fills up a batch.
+IGNORE = -1
+Split = Literal["train", "val"]
+
+
+class BadImage(UserError):
+    """A file that cannot be decoded; the text names it and says why."""
+
+
+class Source(Protocol):
+    """A set of pictures. `classes` is empty where nothing is labelled; unreadable pictures raise `BadImage`."""
+
+    @property
+    def classes(self) -> Sequence[str]: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> tuple[Image.Image, int]: ...
+
+    def name(self, index: int) -> str: ...
+
+
+def load_image(path: str | Path) -> Image.Image:
+    """Decode one file into an upright RGB picture, or raise `BadImage`.
+
+    EXIF rotation is applied; greyscale (8 and 16 bit), palette, CMYK and transparent pictures become RGB.
+    """
+    try:
+        if not os.path.isfile(path):  # a pipe would wait for ever
+            raise OSError("no such file" if not os.path.lexists(path) else "not a regular file")
+        with Image.open(path) as image:
+            image.load()
+            return _rgb(_upright(image))
+    except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
+        raise BadImage(f"cannot read image {str(path)!r}: {error or type(error).__name__}") from None
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # damaged EXIF in a sound picture: take the pixels as they are
+        return image
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16") or image.mode in ("I", "F"):
+        values = np.asarray(image).astype(np.float64)
+        values = values / 257 if values.max(initial=0) > 255 else values
+        return Image.fromarray(values.clip(0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode == "P" and "transparency" in image.info:
+        image = image.convert("RGBA")
+    return image.convert("RGB")

@@ -1,0 +1,75 @@
+"""Users' own files: imported once, remembered and handed to child processes, so that what they register is known there.
+
+A file is remembered when it is loaded by `load_plugin` (`--plugin FILE`), and when something in it registers itself
+(`remember_source`), however it was imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from .errors import UserError
+
+_HOME = Path(__file__).parent
+_sources: dict[str, None] = {}  # a set in order
+
+
+def load_plugin(path: str | Path) -> None:
+    """Import a user's Python file, so that what it registers (attentions, executors) can be named."""
+    path = Path(path).resolve()
+    if not path.is_file():
+        raise UserError(f"plugin {str(path)!r} is not a file")
+    if str(path) in _sources:
+        return
+    module_name = f"attendless_plugin_{path.stem}"
+    found = importlib.util.spec_from_file_location(module_name, path)
+    if found is None or found.loader is None:
+        raise UserError(f"plugin {str(path)!r} is not a Python file")
+    module = importlib.util.module_from_spec(found)
+    sys.modules[module_name] = module
+    try:
+        found.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:
+        sys.modules.pop(module_name, None)
+        raise UserError(f"plugin {str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
+    _sources[str(path)] = None
+
+
+def remember_source(thing: type) -> None:
+    """Note the file that defines `thing`, unless it is one of ours: child processes will import it."""
+    path = source_of(thing)
+    if path:
+        _sources[path] = None
+
+
+def source_of(thing: type) -> str:
+    """The file outside attendless that defines `thing`; empty for what is ours, or was typed into a console."""
+    found = getattr(sys.modules.get(thing.__module__), "__file__", None)
+    if not found or not Path(found).is_file():
+        return ""
+    path = Path(found).resolve()
+    return "" if _HOME in path.parents else str(path)
+
+
+def plugin_files() -> list[str]:
+    """The files a child process must load to know what is known here."""
+    return list(_sources)
+
+
+def load_plugins(paths: Iterable[str]) -> None:
+    for path in paths:
+        load_plugin(path)
+
+
+def import_package(package: ModuleType) -> None:
+    """Import every module of a package, so that adding to it means writing one file."""
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")

@@ -1,0 +1,60 @@
+"""Image sizes: as text, as a model states them, and what else a timm model says about the images it takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from .errors import UserError
+
+Size = tuple[int, int]
+#: No side is longer than this: a larger number is a slip of the finger, not an image.
+_LONGEST = 2**16
+
+
+def parse_size(size: int | tuple[int, int] | str) -> Size:
+    """`384`, `"384"`, `"240x320"` or `(240, 320)` → (height, width)."""
+    sides: Any = (size, size) if isinstance(size, int) else size
+    if isinstance(size, str):
+        parts = size.lower().split("x")
+        good = len(parts) <= 2 and all(part.isascii() and part.isdecimal() for part in parts)
+        sides = (int(parts[0]), int(parts[-1])) if good else ()
+    if len(sides) != 2 or not all(isinstance(side, int) and 0 < side <= _LONGEST for side in sides):
+        raise UserError(f"size {size!r} cannot be read: expected S or HxW in pixels, such as 384 or 240x320")
+    return sides[0], sides[1]
+
+
+def size_text(size: Size) -> str:
+    """The inverse of `parse_size`, as short as can be."""
+    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
+
+
+def input_size(model: Any) -> Size:
+    """The height and width of the images `model` expects.
+
+    A model that can be told another size keeps it in its patch embedding. One that takes any size keeps there what it
+    was made for, whatever it is used for: its configuration says that.
+    """
+    found = getattr(getattr(model, "patch_embed", None), "img_size", None)
+    if found is None or not hasattr(model, "set_input_size"):
+        found = image_config(model).get("input_size", (3, 224, 224))[-2:]
+    return parse_size(found if isinstance(found, int) else tuple(found))
+
+
+def channels(model: nn.Module) -> int:
+    """The channels of the images `model` expects."""
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    return first.in_channels if first is not None else 3
+
+
+def model_name(model: Any) -> str:
+    """The name timm built the model by, or its class."""
+    return str(image_config(model).get("architecture") or type(model).__name__)
+
+
+def image_config(model: Any) -> dict[str, Any]:
+    """What timm says of a model's images and classifier (`pretrained_cfg`), as a dict of what is said."""
+    cfg = getattr(model, "pretrained_cfg", None)
+    found = cfg if isinstance(cfg, dict) else vars(cfg) if cfg is not None else {}
+    return {key: value for key, value in found.items() if value is not None}

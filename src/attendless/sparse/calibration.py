@@ -1,0 +1,201 @@
+"""What each executor costs on this machine: seconds = overhead + multiply-accumulates · rate.
+
+A few sizes of each operation take turns for a few seconds, the quickest of each counts, and a line is fitted through
+them. That is done once for a machine, a number of threads, a version of PyTorch and a type of number, and kept as a
+small JSON file in the user's cache folder (`$XDG_CACHE_HOME/attendless`). An executor that came later is measured when
+it is first asked about. A file that is damaged is made again; a folder that cannot be written to costs no more than
+measuring again in the next process.
+
+The lines are for estimates: which of two is quicker, and about how long. `bench` measures.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from .. import compiled
+from ..stamp import processor
+from ..storage import atomic
+from .executor import Case, Executor, Probe, every_executor, samples
+
+_VERSION = 8
+#: Sides of the square grids measured.
+_SIDES = (14, 24, 32)
+#: Every size has at least this many turns, and more until the seconds are over.
+_TURNS, _SECONDS = 5, 3.0
+
+
+class Line(NamedTuple):
+    """Seconds of a call: `overhead` + multiply-accumulates · `rate`."""
+
+    overhead: float
+    rate: float
+
+    def seconds(self, macs: float) -> float:
+        return self.overhead + macs * self.rate
+
+
+Lines = Mapping[str, Line]
+#: The lines of each machine and number of threads, by type and by name. They only ever grow.
+_known: dict[str, dict[str, dict[str, Line]]] = {}
+_edition = 0
+
+
+def edition() -> int:
+    """A number that is another one whenever there is something new to know."""
+    _lines()
+    return _edition
+
+
+def seconds(executor: Executor, case: Case) -> float | None:
+    """What a call should take on the present number of threads; None if that is not known. It never measures."""
+    if case.device != "cpu":
+        return None
+    line = known(case.dtype).get(line_name(executor, executor.line(case)))
+    return None if line is None else line.seconds(executor.macs(case))
+
+
+def known(dtype: torch.dtype) -> Lines:
+    """The lines for the present number of threads, as far as they were ever measured here."""
+    return _lines().get(_type(dtype), {})
+
+
+def measured(dtype: torch.dtype = torch.float32) -> Lines:
+    """The lines of every executor for the present number of threads; those missing are measured now, in seconds."""
+    missing = [one for one in every_executor() if one.serves("cpu") and not _has(one, dtype)]
+    if missing and (dtype is torch.float32 or _survives(dtype)):
+        learn(dtype, _measure(missing, dtype))
+        with contextlib.suppress(OSError):
+            _write(_file(_key()), _lines())
+    return known(dtype)
+
+
+def learn(dtype: torch.dtype, lines: Lines) -> None:
+    """Take these lines for known."""
+    global _edition
+    _lines().setdefault(_type(dtype), {}).update(lines)
+    _edition += 1
+
+
+def forget() -> None:
+    """Know nothing but what the file says."""
+    global _edition
+    _known.clear()
+    _edition += 1
+
+
+def line_name(executor: Executor, line: str = "") -> str:
+    return " ".join(filter(None, (executor.op, executor.name, line)))
+
+
+def _has(executor: Executor, dtype: torch.dtype) -> bool:
+    prefix = line_name(executor)
+    return any(name == prefix or name.startswith(f"{prefix} ") for name in known(dtype))
+
+
+def _type(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+# Measuring -----------------------------------------------------------------------------------------------------------
+
+
+def _measure(executors: Sequence[Executor], dtype: torch.dtype) -> dict[str, Line]:
+    found: list[tuple[str, Probe]] = []
+    for side in _SIDES:
+        for executor in executors:
+            probes = executor.probe(samples(executor.op, side, dtype))
+            found += [(line_name(executor, probe.line), probe) for probe in probes]
+    best = [math.inf] * len(found)
+    with torch.inference_mode():
+        start, turn = time.perf_counter(), 0
+        while turn <= _TURNS or time.perf_counter() - start < _SECONDS:
+            for i, (_, probe) in enumerate(found):
+                began = time.perf_counter()
+                probe.call()
+                if turn:  # the first is to warm up
+                    best[i] = min(best[i], time.perf_counter() - began)
+            turn += 1
+    points: dict[str, list[tuple[float, float]]] = {}
+    for (name, probe), elapsed in zip(found, best, strict=True):
+        points.setdefault(name, []).append((probe.macs, elapsed))
+    return {name: fit(line) for name, line in points.items()}
+
+
+def fit(points: Sequence[tuple[float, float]]) -> Line:
+    """The line through (macs, seconds) with the least squares of relative errors, and no cost below zero."""
+    x, y = np.array(points, dtype=float).T
+    columns = np.stack([1 / y, x / y], axis=1)
+    overhead, rate = np.linalg.lstsq(columns, np.ones(len(y)), rcond=None)[0]
+    if overhead < 0:
+        overhead, rate = 0.0, 1 / float(np.mean(x / y))
+    elif rate < 0:
+        overhead, rate = 1 / float(np.mean(1 / y)), 0.0
+    return Line(float(overhead), float(rate))
+
+
+def _survives(dtype: torch.dtype) -> bool:
+    """Whether products in this type run here. Some CPUs announce instructions and die on them, so a child tries."""
+    trial = f"import torch; a = torch.ones(64, 64, dtype={dtype}); a @ a"
+    return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0
+
+
+# Keeping -------------------------------------------------------------------------------------------------------------
+
+
+def _lines() -> dict[str, dict[str, Line]]:
+    """What is known for the present number of threads; the first time, what the file says."""
+    global _edition
+    key = _key()
+    if key not in _known:
+        _known[key] = _read(_file(key))
+        _edition += 1
+    return _known[key]
+
+
+def _key() -> str:
+    return _digest(torch.get_num_threads(), compiled.path())
+
+
+@lru_cache(maxsize=64)
+def _digest(threads: int, instructions: str | None) -> str:
+    """What the costs depend on, as a short text: another machine, version or number of threads has others."""
+    parts = [_VERSION, processor(), torch.__version__, instructions, threads]
+    return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+
+def _file(key: str) -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(root) / "attendless" / f"costs-{key}.json"
+
+
+def _write(path: Path, lines: Mapping[str, Lines]) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(lines, indent=1))
+
+
+def _read(path: Path) -> dict[str, dict[str, Line]]:
+    """The lines in a file; none if it is not there, or not what was written."""
+    try:
+        found = {
+            str(dtype): {str(name): Line(*map(float, line)) for name, line in lines.items()}
+            for dtype, lines in json.loads(path.read_text()).items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+    every = [x for lines in found.values() for line in lines.values() for x in line]
+    return found if all(math.isfinite(x) and x >= 0 for x in every) else {}

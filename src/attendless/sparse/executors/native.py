@@ -1,0 +1,143 @@
+"""The compiled kernels: CPU, 32-bit floats inside, really sparse, forward and backward."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ... import compiled
+from .. import foveal, full, ops, topk  # noqa: F401 - `ops` registers torch.ops.attendless
+from ..basis import Rest
+from ..executor import Case, Executor, register_executor
+from .pytorch import attend_chosen
+
+
+class NativeExecutor(Executor):
+    """What the kernels have in common."""
+
+    name, about, standing, devices = "native", "compiled kernels", 2, ("cpu",)
+
+    def refuses(self, case: Case) -> str:
+        if not compiled.available:
+            return compiled.reason
+        if case.dtype == torch.float64:
+            return "the native kernels compute in 32-bit floats"
+        if case.dropout:
+            return "the native kernels do not drop attention weights at random"
+        return ""
+
+
+@register_executor
+class FovealNatively(NativeExecutor):
+    op = "foveal"
+
+    def line(self, case: Case) -> str:
+        """The fewer queries share their keys, the more each must load."""
+        return {1: "alone", 2: "few"}.get(case.plan.tile, "")
+
+    def macs(self, case: Case) -> int:
+        return case.batch * foveal.macs(case.plan, case.dim)
+
+    def run(
+        self,
+        case: Case,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scale: float,
+        key_bias: Tensor | None,
+        places: Tensor | None,
+    ) -> Tensor:
+        inputs = (q, k, v, key_bias, places, list(case.plan.sizes), scale)
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:4]):
+            return torch.ops.attendless.foveal(*inputs)[0]
+        return torch.ops.attendless.foveal_forward(*inputs)
+
+
+@register_executor
+class BlockNatively(NativeExecutor):
+    op = "block"
+
+    def refuses(self, case: Case) -> str:
+        if case.plan.dense:
+            return "every query sees every key: that is full attention"
+        return super().refuses(case)
+
+    def line(self, case: Case) -> str:
+        return "few" if case.plan.block <= 4 else ""
+
+    def macs(self, case: Case) -> int:
+        return 2 * case.batch * case.plan.edges * case.width
+
+    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        return torch.ops.attendless.block_attend(q, k, v, None, list(case.plan.lists), scale)[0]
+
+
+@register_executor
+class GatherNatively(NativeExecutor):
+    op = "gather"
+
+    def macs(self, case: Case) -> int:
+        return 2 * case.batch * case.plan.tokens * case.plan.keys * case.dim
+
+    def run(
+        self,
+        case: Case,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        indices: Tensor,
+        counts: Tensor | None,
+        *,
+        scale: float,
+        key_bias: Tensor | None,
+    ) -> Tensor:
+        return torch.ops.attendless.gather_attend(q, k, v, key_bias, indices, counts, scale)[0]
+
+
+@register_executor
+class SparsifinerNatively(NativeExecutor):
+    """Chooses and attends in one pass; where gradients are wanted it chooses, and the lists are attended to apart."""
+
+    op = "sparsifiner"
+
+    def refuses(self, case: Case) -> str:
+        if case.plan.spare or not case.plan.masked:
+            return "the kernel computes the paper's predictor, and softmax over the chosen keys"
+        return super().refuses(case)
+
+    def macs(self, case: Case) -> int:
+        guess = case.plan
+        added = case.heads * guess.counting  # rows of the basis, for each token
+        return case.batch * guess.tokens * (2 * (guess.budget + guess.rank) * case.dim + guess.tokens * added)
+
+    def run(
+        self,
+        case: Case,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        coefficients: Tensor,
+        basis: Tensor,
+        *,
+        scale: float,
+        rest: Rest | None,
+        connectivity: Tensor | None,
+    ) -> Tensor:
+        guess = case.plan
+        limits = (guess.budget, guess.prefix, guess.tau, guess.top)
+        learns = connectivity is not None or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
+        if not learns:
+            tail = (None, None, None) if rest is None else rest.tail(q, k, v, scale)
+            return torch.ops.attendless.sparsifiner(q, k, v, None, coefficients, basis, *tail, *limits, scale)
+        with torch.no_grad():
+            lists = torch.ops.attendless.sparsifiner_select(coefficients, basis, *limits)
+        if rest is not None or connectivity is not None:
+            indices, counts = lists
+            chosen = topk.unlisted(indices, counts, guess.tokens, guess.prefix)
+            return attend_chosen(case, q, k, v, chosen, scale=scale, rest=rest, connectivity=connectivity)
+        # Prefix queries, which see everything, have no lists.
+        first = full.attend(q[:, :, : guess.prefix], k, v, scale=scale)
+        others = torch.ops.attendless.gather_attend(q, k, v, None, *lists, scale)[0][:, :, guess.prefix :]
+        return torch.cat([first, others], dim=2)

@@ -1,0 +1,114 @@
+"""Plain PyTorch: the definitions themselves, on every device, with every type, with dropout and all gradients.
+
+Foveal attention and Sparsifiner compute dense products and mask them; block patterns gather keys and batch products.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import blocks, foveal, full, gather, topk
+from ..basis import Rest
+from ..executor import Case, Executor, register_executor
+
+
+@register_executor
+class FullInTorch(Executor):
+    op, name, about, standing = "full", "sdpa", "PyTorch's fused kernel", 1
+
+    def macs(self, case: Case) -> int:
+        return case.batch * full.macs(case.plan, case.dim)
+
+    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        return full.attend(q, k, v, scale=scale, dropout=case.dropout)
+
+
+@register_executor
+class FovealInTorch(Executor):
+    op, name, about, standing = "foveal", "torch", "dense products with a mask", 1
+    select = staticmethod(foveal.select)
+
+    def macs(self, case: Case) -> int:
+        layout = case.plan
+        keys = layout.tokens + layout.cells + layout.coarse_cells
+        return case.batch * case.dim * (layout.tiles * layout.cells + 2 * layout.tokens * keys)
+
+    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **where: Tensor | None) -> Tensor:
+        chosen = self.select(q, k, case.plan, scale=scale, **where)
+        return foveal.attend(q, k, v, chosen, case.plan, scale=scale, dropout=case.dropout, **where)
+
+
+@register_executor
+class BlockInTorch(Executor):
+    op, name, about, standing = "block", "torch", "gathered keys, batched products", 1
+
+    def macs(self, case: Case) -> int:
+        return 2 * case.batch * case.plan.edges * case.width
+
+    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+        return blocks.attend(q, k, v, case.plan, scale=scale, dropout=case.dropout)
+
+
+@register_executor
+class GatherInTorch(Executor):
+    op, name, about, standing = "gather", "torch", "a copy of every listed key", 1
+
+    def macs(self, case: Case) -> int:
+        return 2 * case.batch * case.plan.tokens * case.plan.keys * case.dim
+
+    def run(self, case: Case, *tensors: Any, **more: Any) -> Tensor:
+        return gather.attend(*tensors, **more)
+
+
+@register_executor
+class SparsifinerInTorch(Executor):
+    op, name, about, standing = "sparsifiner", "torch", "dense products with a mask", 1
+
+    def macs(self, case: Case) -> int:
+        tokens = case.plan.tokens
+        return 2 * case.batch * tokens * (tokens + case.plan.rank) * case.dim
+
+    def run(
+        self,
+        case: Case,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        coefficients: Tensor,
+        basis: Tensor,
+        *,
+        scale: float,
+        rest: Rest | None,
+        connectivity: Tensor | None,
+    ) -> Tensor:
+        chosen = self.select(case.plan, coefficients, basis)
+        return attend_chosen(case, q, k, v, chosen, scale=scale, rest=rest, connectivity=connectivity)
+
+    @torch.no_grad()
+    def select(self, guess: Any, coefficients: Tensor, basis: Tensor) -> Tensor:
+        found = topk.sparse(coefficients, tau=guess.tau, top=guess.top) @ basis
+        above = -torch.inf if guess.spare else 0.0
+        return topk.largest(found, guess.budget, prefix=guess.prefix, above=above)
+
+
+def attend_chosen(
+    case: Case,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    *,
+    scale: float,
+    rest: Rest | None,
+    connectivity: Tensor | None,
+) -> Tensor:
+    """Sparsifiner's second half: attend to what was chosen, bool [B, H, N, N], whoever chose it."""
+    prefix = case.plan.prefix
+    if connectivity is not None:
+        chosen = topk.learnable(chosen, connectivity, prefix=prefix)
+    if not case.plan.masked:
+        return topk.attend_after_softmax(q, k, v, chosen, scale=scale, dropout=case.dropout)
+    return topk.attend(q, k, v, chosen, scale=scale, rest=rest, prefix=prefix, dropout=case.dropout)

@@ -1,0 +1,24 @@
+"""Full attention: every query looks at every key. What all else is compared with.
+
+    out = softmax(scale · q kᵀ + b) v
+
+Shapes: B batch · H heads · N queries · M keys · q [B, H, N, D] · k, v [B, H, M, ·] · key_bias b [B, M].
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """By PyTorch's fused kernel."""
+    mask = None if key_bias is None else key_bias[:, None, None, :].to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+
+
+def macs(tokens: int, dim: int) -> int:
+    """Multiply-accumulates of q·kᵀ and weights·v, for one image of `dim` channels in all."""
+    return 2 * tokens**2 * dim

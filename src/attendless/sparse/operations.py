@@ -1,0 +1,183 @@
+"""The operations that attentions are made of, each computed by whichever executor `dispatch` chooses.
+
+    full         softmax(q kᵀ) v, by PyTorch's fused kernel; here only as what the others are measured against
+    foveal       each tile of queries sees its chosen cells sharply and the rest of the grid blurred
+    block        each block of queries sees the blocks of keys a fixed pattern shows it
+    gather       each query sees a list of keys of its own
+    sparsifiner  each query chooses keys by a guessed connectivity, and sees those
+
+What each computes is defined, slowly and readably, in `foveal`, `blocks`, `gather` and `topk`.
+
+Shapes: B batch · H heads · N tokens · D head width · q, k [B, H, N, D] · v [B, H, N, any].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from . import basis, blocks, dispatch, patterns
+from . import foveal as foveal_definition
+from .basis import Rest
+from .blocks import Plan, plan
+from .executor import Case, Sample, sampled
+from .foveal import Layout
+
+
+def case_of(op: str, plan: object, q: Tensor, dropout: float = 0.0) -> Case:
+    """The case of a call with queries q [B, H, N, D]."""
+    batch = 1 if torch.compiler.is_compiling() else len(q)  # there it may be a symbol, and one graph serves all
+    return Case(op, plan, batch, q.shape[1], q.shape[3], q.dtype, q.device.type, dropout)
+
+
+def foveal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    *,
+    scale: float,
+    key_bias: Tensor | None = None,
+    places: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Choose cells and attend. `key_bias` [B, N] is added to a key's scores, `places` [B, n] says where on the grid
+    the patches of a reduced set stand."""
+    case = case_of("foveal", layout, q, dropout)
+    return dispatch.run(case, q, k, v, scale=scale, key_bias=key_bias, places=places)
+
+
+def block(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
+    """Each query attends to the keys its pattern shows it."""
+    if torch.compiler.is_compiling():  # a graph would keep the lists of every layer as constants of its own
+        return blocks.attend(q, k, v, plan, scale=scale, dropout=dropout)
+    return dispatch.run(case_of("block", plan, q, dropout), q, k, v, scale=scale)
+
+
+@dataclasses.dataclass(frozen=True)
+class Lists:
+    """What is known of `gather` beforehand: so many tokens, and so many keys in a list at most."""
+
+    tokens: int
+    keys: int
+
+
+def gather(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    indices: Tensor,
+    counts: Tensor | None = None,
+    *,
+    scale: float,
+    key_bias: Tensor | None = None,
+) -> Tensor:
+    """Attend to the first counts [B, H, N] keys of each query's indices [B, H, N, m], or to all of them."""
+    case = case_of("gather", Lists(indices.shape[2], indices.shape[3]), q)
+    return dispatch.run(case, q, k, v, indices, counts, scale=scale, key_bias=key_bias)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guess:
+    """How `sparsifiner` chooses: the `budget` largest connectivities of a query; the first `prefix` queries see all.
+
+    Of `rank` coefficients those above `tau` count, or, unless it is 0, the `top` largest; at most `counting` of them.
+    With `spare` a query takes as many keys as its budget says, even if nothing connects it to some. `masked`: the
+    softmax is over the chosen keys, not over all of them.
+    """
+
+    tokens: int
+    prefix: int
+    rank: int
+    budget: int
+    tau: float
+    top: int
+    counting: int
+    spare: bool = False
+    masked: bool = True
+
+
+def sparsifiner(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    guess: Guess,
+    coefficients: Tensor,
+    basis: Tensor,
+    *,
+    scale: float,
+    rest: Rest | None = None,
+    connectivity: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Choose keys by coefficients [B, H, N, R] × basis [R, N], and attend to them, and to the `rest` if there is one.
+
+    Given `connectivity` [B, H, N, N], the smooth numbers the choice came from, the choice has a gradient for them.
+    """
+    case = case_of("sparsifiner", guess, q, dropout)
+    more = {"scale": scale, "rest": rest, "connectivity": connectivity}
+    return dispatch.run(case, q, k, v, coefficients, basis, **more)
+
+
+# What they are measured by -------------------------------------------------------------------------------------------
+
+#: Heads and head width of a small ViT.
+_HEADS, _WIDTH = 3, 64
+_SCALE = _WIDTH**-0.5
+
+
+def _qkv(side: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(side)
+    packed = torch.randn(1, side * side, 3, _HEADS, _WIDTH, generator=draws).to(dtype)
+    q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+@sampled("full")
+def _full_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
+    q, k, v = _qkv(side, dtype)
+    yield Sample(case_of("full", side * side, q), lambda run: run(q, k, v, scale=_SCALE))
+
+
+@sampled("foveal")
+def _foveal_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
+    q, k, v = _qkv(side, dtype)
+    for tile in (4, 1, 2):
+        layout = foveal_definition.layout(side, side, keep=0.1, cell=2, tile=tile, coarse=0)
+        yield Sample(case_of("foveal", layout, q), lambda run: run(q, k, v, scale=_SCALE, key_bias=None, places=None))
+
+
+@sampled("block")
+def _block_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
+    q, k, v = _qkv(side, dtype)
+    for size in (4, 2):
+        pattern = patterns.window_pattern(patterns.grid_blocks(side, side, 0, size), 1)
+        yield Sample(case_of("block", plan(pattern, _HEADS), q), lambda run: run(q, k, v, scale=_SCALE))
+
+
+@sampled("gather")
+def _gather_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
+    q, k, v = _qkv(side, dtype)
+    N = side * side
+    lists = torch.rand(1, _HEADS, N, N, generator=torch.Generator().manual_seed(side)).argsort(-1)[..., : N // 10].int()
+    case = case_of("gather", Lists(N, N // 10), q)
+    yield Sample(case, lambda run: run(q, k, v, lists, None, scale=_SCALE, key_bias=None))
+
+
+@sampled("sparsifiner")
+def _sparsifiner_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
+    q, k, v = _qkv(side, dtype)
+    N, rank = side * side, min(32, side * side // 4)
+    down, up = (weight.to(dtype) for weight in basis.pooling(side, side, 0, rank))
+
+    def coefficients() -> Tensor:  # to guess is part of the cost
+        return torch.softmax(_SCALE * q @ (down @ k).transpose(-2, -1), dim=-1)
+
+    guess = Guess(N, 0, rank, N // 10, 0.0, 0, rank)
+    yield Sample(
+        case_of("sparsifiner", guess, q),
+        lambda run: run(q, k, v, coefficients(), up, scale=_SCALE, rest=None, connectivity=None),
+    )

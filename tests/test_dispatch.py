@@ -1,0 +1,265 @@
+"""Who computes an operation: by measured costs, kept in a file that may be missing, damaged or impossible to write."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from attendless import Context, Grid, create
+from attendless.convert.breakeven import breakeven
+from attendless.errors import UserError
+from attendless.sparse import (
+    Case,
+    Executor,
+    calibration,
+    choose,
+    dispatch,
+    execution,
+    native,
+    policy,
+    register_executor,
+)
+from attendless.sparse import executor as registry
+from attendless.sparse.calibration import Line
+from native_cases import close, needs_kernels
+
+FLOAT = torch.float32
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+    """A plan of an operation made up for these tests."""
+
+    tokens: int
+
+
+CASE = Case("toy", Size(10), batch=1, heads=1, width=1)
+
+
+class Toy(Executor):
+    op, about = "toy", "a toy"
+    factor, refusal = 1, ""
+
+    def refuses(self, case: Case) -> str:
+        return self.refusal
+
+    def macs(self, case: Case) -> int:
+        return self.factor * case.plan.tokens * 100
+
+    def run(self, case: Case, x: torch.Tensor) -> torch.Tensor:
+        return x + self.factor
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """An operation and costs of its own for every test, by estimate as a user would have it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(registry, "_EXECUTORS", {op: dict(known) for op, known in registry._EXECUTORS.items()})
+    monkeypatch.setattr(registry, "_SAMPLES", dict(registry._SAMPLES))
+    calibration.forget()
+    register_executor(type("Quick", (Toy,), {"name": "quick", "standing": 2}))
+    register_executor(type("Plain", (Toy,), {"name": "plain", "standing": 1, "factor": 3}))
+    with execution("auto"):
+        yield
+    calibration.forget()
+
+
+def know(**lines: tuple[float, float]) -> None:
+    """Let these be the costs known, and no others: `toy_quick=(overhead, rate)`."""
+    calibration.forget()
+    found = {name.replace("_", " "): Line(*line) for name, line in lines.items()}
+    calibration.learn(FLOAT, {"full sdpa": Line(0, 1e-6), **found})
+
+
+# Choosing ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_quickest_by_estimate() -> None:
+    assert choose(CASE).executor == "quick", "unmeasured: the one of higher standing"
+    assert "not measured" in choose(CASE).reason
+    know(toy_quick=(5e-3, 1e-6), toy_plain=(1e-3, 1e-6))
+    threads = dispatch.threads_text(torch.get_num_threads())
+    assert choose(CASE).executor == "plain"
+    assert choose(CASE).reason == f"4 ms estimated, quick 6 ms, on {threads}"
+    assert choose(dataclasses.replace(CASE, plan=Size(100))).executor == "quick"
+
+
+def test_new_costs_are_heeded_at_once() -> None:
+    know(toy_quick=(0, 1e-6), toy_plain=(1, 1))
+    assert choose(CASE).executor == "quick"
+    calibration.learn(FLOAT, {"toy quick": Line(9, 9)})
+    assert choose(CASE).executor == "plain"
+
+
+def test_one_policy_says_how() -> None:
+    know(toy_quick=(5e-3, 1e-6), toy_plain=(1e-3, 1e-6))
+    with execution("quick"):
+        assert policy() == "quick"
+        assert choose(CASE).executor == "quick"
+        assert "asked for" in choose(CASE).reason
+    with execution("flex"):
+        assert choose(CASE).executor == "quick", "what does not compute it is passed over"
+    with execution("off"):
+        assert choose(CASE).executor == "quick"
+    assert policy() == "auto"
+    with pytest.raises(UserError, match=r"unknown execution policy 'fastest'.*native"), execution("fastest"):
+        pass
+
+
+def test_the_environment_gives_the_first_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "_policy", "fastest")  # as read when the process began
+    with pytest.raises(UserError, match=r"unknown ATTENDLESS_CHOOSE 'fastest'.*native"):
+        choose(CASE)
+
+
+def test_a_refusal_is_passed_over_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(registry.executor("toy", "quick")), "refusal", "it rains")
+    assert choose(CASE) == registry.Choice("plain", "a toy; not quick: it rains")
+    with execution("quick"):
+        assert choose(CASE) == registry.Choice("plain", "a toy; not quick: it rains")
+    monkeypatch.setattr(type(registry.executor("toy", "plain")), "refusal", "it snows")
+    with pytest.raises(UserError, match="nothing computes toy on cpu: not quick: it rains; not plain: it snows"):
+        choose(dataclasses.replace(CASE, batch=2))
+
+
+def test_a_later_executor_is_asked_too() -> None:
+    assert choose(CASE).executor == "quick"
+    register_executor(type("Best", (Toy,), {"name": "best", "standing": 9}))
+    assert choose(CASE).executor == "best"
+    assert dispatch.run(CASE, torch.zeros(1)) == 1
+
+
+def test_costs_of_one_kind_say_nothing_about_another() -> None:
+    know(toy_quick=(5e-3, 1e-6), toy_plain=(1e-3, 1e-6))
+    assert choose(dataclasses.replace(CASE, device="cuda")).executor == "quick"
+    assert choose(dataclasses.replace(CASE, dtype=torch.bfloat16)).executor == "quick"
+    assert dispatch.against_full(dataclasses.replace(CASE, device="cuda")) is None
+
+
+@pytest.mark.parametrize(
+    "spec", ["foveal:keep=0.2", "bigbird:block=2,seed=1", "sparsifiner:rank=9", "sparsifiner:rest=pooled"]
+)
+def test_it_never_changes_the_function(spec: str) -> None:
+    grid = Grid(12, 9, 1)
+    layer = create(spec, 96, 3, grid=grid).eval()
+    x = torch.randn(2, grid.tokens, 96)
+    results = []
+    for name in ("native", "torch"):
+        with execution(name), torch.no_grad():
+            results.append(layer(x, Context(grid))[0])
+            assert (layer.choice(grid).executor == "native") == (name == "native" and native.available)
+    close(*results)
+
+
+# Break-even ----------------------------------------------------------------------------------------------------------
+
+
+@needs_kernels
+def test_break_even_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: {})
+    grid = Grid(16, 16, 1)
+    layer = create("foveal:keep=0.1,tile=4", 192, 3, grid=grid).eval()
+    know(foveal_native=(1e-3, 1e-9), full_sdpa=(0, 1e-10))
+    decision = breakeven(layer, grid)
+    assert not decision.keep
+    macs = layer.macs(grid).core
+    assert decision.reason == (
+        f"{1 + 1e-6 * macs:.3g} ms estimated on this machine, full attention {1e-7 * 2 * 257**2 * 192:.3g} ms"
+    )
+    know(foveal_native=(0, 1e-11), full_sdpa=(0, 1e-10))
+    assert breakeven(layer, grid).keep
+
+
+def test_break_even_by_counting() -> None:
+    grid = Grid(16, 16, 1)
+    know(foveal_native=(1, 1))
+    counted = "× the MACs of full attention"
+    assert counted in breakeven(create("linformer:keys=4", 192, 3, grid=grid), grid).reason
+    with execution("off"):
+        assert counted in breakeven(create("foveal:keep=0.1", 192, 3, grid=grid), grid).reason
+
+
+# Costs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_through_points() -> None:
+    line = calibration.fit([(x, 2e-3 + 3e-9 * x) for x in (1e5, 1e6, 1e7)])
+    assert line == pytest.approx((2e-3, 3e-9))
+    assert calibration.fit([(1.0, 1.0), (2.0, 4.0)]).overhead == 0
+    assert calibration.fit([(1.0, 4.0), (2.0, 2.0)]).rate == 0
+
+
+def test_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_SIDES", (5, 6))
+    monkeypatch.setattr(calibration, "_SECONDS", 0)
+    assert calibration.known(FLOAT) == {}
+    found = dict(calibration.measured())
+    assert {"full sdpa", "foveal torch", "block torch", "gather torch"} <= set(found)
+    assert not native.available or {"foveal native", "foveal native few", "gather native"} <= set(found)
+
+    # What is known is not measured again, here or in the next process; what came later is, and only that.
+    asked = []
+    measure = calibration._measure
+    monkeypatch.setattr(
+        calibration, "_measure", lambda executors, dtype: asked.extend(executors) or measure(executors, dtype)
+    )
+    calibration.forget()
+    assert calibration.measured() == found
+    assert {one.op for one in asked} <= {"toy"}, "which has no samples to be measured by"
+    asked.clear()
+
+    @registry.sampled("toy")
+    def samples(side: int, dtype: torch.dtype) -> Iterator[registry.Sample]:
+        yield registry.Sample(dataclasses.replace(CASE, plan=Size(side)), lambda run: run(torch.zeros(1)))
+
+    assert set(calibration.measured()) == {*found, "toy quick", "toy plain"}
+    assert {one.op for one in asked} == {"toy"}
+    assert "estimated" in choose(CASE).reason
+
+
+def test_types_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: {"full sdpa": Line(1, 1)})
+    monkeypatch.setattr(calibration, "_survives", lambda dtype: dtype is torch.bfloat16)
+    assert calibration.measured(torch.bfloat16) == {"full sdpa": Line(1, 1)}
+    assert calibration.known(FLOAT) == {}
+    assert calibration.measured(torch.float16) == {}, "products in it die on this machine"
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "{", "[]", "{}", '{"float32": {"full sdpa": [1]}}', '{"float32": {"full sdpa": [NaN, 1]}}', "\0\0"]
+)
+def test_a_damaged_file_is_made_again(monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    every = {calibration.line_name(one): Line(1e-5, 1e-10) for one in registry.every_executor()}
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: every)
+    calibration.measured()
+    file = calibration._file(calibration._key())
+    whole = file.read_text()
+    file.write_text(damage)
+    calibration.forget()
+    assert calibration.known(FLOAT) == {}
+    assert calibration.measured() == every
+    assert file.read_text() == whole
+
+
+def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: {"full sdpa": Line(1, 1)})
+    assert calibration.measured() == {"full sdpa": Line(1, 1)}
+    assert calibration.known(FLOAT) == {"full sdpa": Line(1, 1)}, "kept for this process"
+
+
+def test_threads_have_costs_of_their_own() -> None:
+    before = torch.get_num_threads()
+    keys = set()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            keys.add(calibration._key())
+    finally:
+        torch.set_num_threads(before)
+    assert len(keys) == 2

@@ -1,0 +1,93 @@
+"""Imports run one way: each part of the package may import only what stands above it, and no two modules each other."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+#: From the bottom up. A new part gets its line here; what may import what follows from where it stands.
+ORDER = (
+    *("version", "errors", "palette", "options", "storage", "sizes", "randomness", "plugins", "compiled", "stamp"),
+    *("data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "show", "compare", "papers"),
+    *("__init__", "__main__"),
+)
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the library, by its dotted name without the package's."""
+    root = SOURCE / "attendless"
+    return {".".join(path.relative_to(root).with_suffix("").parts): path for path in sorted(root.rglob("*.py"))}
+
+
+def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
+    """The modules of the library that one imports, wherever in its text: at the top, in a function, for types alone."""
+    package = name.split(".")[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.removeprefix("attendless.") for alias in node.names if alias.name != "attendless"}
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            words = (node.module or "").split(".") if node.module else []
+            if not node.level and words[:1] != ["attendless"]:
+                continue
+            whole = [*base, *(words if node.level else words[1:])]
+            for alias in node.names:
+                inside = ".".join([*whole, alias.name])
+                found.add(inside if inside in known or f"{inside}.__init__" in known else ".".join(whole) or "__init__")
+    return {one if one in known else f"{one}.__init__" for one in found} & known.keys()
+
+
+def graph() -> dict[str, set[str]]:
+    known = modules()
+    return {name: imported(name, path, known) - {name} for name, path in known.items()}
+
+
+def test_every_part_has_its_place() -> None:
+    assert {name.split(".")[0] for name in modules()} == set(ORDER)
+
+
+def test_imports_between_parts_point_down() -> None:
+    place = {part: number for number, part in enumerate(ORDER)}
+    wrong = [
+        f"{name} imports {other}"
+        for name, others in graph().items()
+        for other in sorted(others)
+        if place[other.split(".")[0]] > place[name.split(".")[0]]
+    ]
+    assert not wrong
+
+
+def test_no_two_modules_import_each_other() -> None:
+    """A package's own `__init__` gathers its modules, and is not asked for by them."""
+    edges, done = graph(), set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            pytest.fail(" → ".join([*path[path.index(name) :], name]))
+        if name not in done:
+            for other in sorted(edges[name]):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in edges:
+        visit(name, ())
+
+
+def test_the_checks_can_fail(tmp_path: Path) -> None:
+    (tmp_path / "low.py").write_text("def f():\n    from .high import x\n")
+    assert imported("low", tmp_path / "low.py", {"low": tmp_path, "high": tmp_path}) == {"high"}
+
+
+def test_the_command_line_imports_nothing_heavy_at_the_top() -> None:
+    light = {"argparse", "collections", "contextlib", "dataclasses", "importlib", "json", "os", "pathlib", "sys"}
+    light |= {"textwrap", "typing", "__future__", "time", "shutil"}
+    for path in (SOURCE / "attendless_cli").glob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module or ""]
+            assert {name.split(".")[0] for name in names} <= light, path.name
