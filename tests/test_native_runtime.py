@@ -59,7 +59,7 @@ def test_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_native", None)
     monkeypatch.setattr(compiled, "reason", "gone fishing")
     with pytest.raises(UserError, match="not available: gone fishing"):
-        native.foveal_attend(*problem(0))
+        native.foveal(*problem(0))
     monkeypatch.delattr(attendless, "_native", raising=False)
     monkeypatch.setitem(sys.modules, "attendless._native", None)
     assert "not compiled when attendless was installed" in compiled._load("")[1]
@@ -81,12 +81,12 @@ def problem(seed: int) -> tuple:
 
 @needs_kernels
 def test_two_threads_at_once() -> None:
-    alone = [native.foveal_attend(*problem(seed))[0] for seed in range(8)]
+    alone = [native.foveal(*problem(seed))[0] for seed in range(8)]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         with ThreadPoolExecutor(4) as pool:
-            together = list(pool.map(lambda seed: native.foveal_attend(*problem(seed % 8))[0], range(64)))
+            together = list(pool.map(lambda seed: native.foveal(*problem(seed % 8))[0], range(64)))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(x, alone[i % 8]) for i, x in enumerate(together))
@@ -99,10 +99,10 @@ from test_native_runtime import problem
 from attendless import compiled
 from attendless.sparse import native
 torch.set_num_threads(4)
-before = native.foveal_attend(*problem(0))[0]
+before = native.foveal(*problem(0))[0]
 child = os.fork()
 if not child:
-    same = torch.equal(before, native.foveal_attend(*problem(0))[0])
+    same = torch.equal(before, native.foveal(*problem(0))[0])
     os._exit(0 if same else 1)
 print(native.path())
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

@@ -352,7 +352,7 @@ class Attention(nn.Module):
         self.accept(x, context.grid)
         q, k, v = self.project(x)
         out, context = self.attend(q, k, v, context)
-        if "class_attention" in context.wants:
+        if "class_attention" in context.wants & self.provides:
             context = context.replace(class_attention=self.class_row(q, k, context.grid))
         return self.merge(out), context
 

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..sparse.full import macs as full_macs
 from .block import rebuild_block, run_block
 from .cost import Layer, parameters, weight_macs
-from .host import Host, check_order
+from .host import Host, Place, check_order
 
 #: The mixin stands on timm's attributes, which a type checker cannot see from here.
 _Base: Any = object
@@ -37,7 +37,11 @@ class ColumnarHost(Host, _Base):
             raise UserError(f"{len(specs)} attentions were given for {depth} layers")
         grid = self.grid()
         self.blocks = nn.Sequential(*(rebuild_block(b, s, grid) for b, s in zip(self.blocks, specs, strict=True)))
-        check_order([(f"blocks.{i}", block.attn) for i, block in enumerate(self.blocks)])
+        self.check_order()
+
+    def check_order(self) -> None:
+        """Raise unless every attention and reducer finds what it reads."""
+        check_order([Place(f"blocks.{i}", block.attn, block.reducer) for i, block in enumerate(self.blocks)])
 
     @property
     def attention(self) -> str:

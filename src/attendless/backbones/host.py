@@ -69,16 +69,33 @@ class Host:
     norm: Any
 
 
-def check_order(layers: Sequence[tuple[str, Any]]) -> None:
-    """Raise unless every attention finds what it reads. `layers` are those of one stage: name and attention (None, or a
-    foreign module, where it is not one of ours)."""
-    for before, (name, attention) in zip([None, *layers], layers, strict=False):
-        for entry in sorted(getattr(attention, "reads", ())):
-            what = f"attention {attention.spec} in {name} reads the {entry} of the layer before"
+class Place(NamedTuple):
+    """A layer of a stage: its name, its attention (perhaps a foreign module), and its reducer."""
+
+    name: str
+    attention: Any
+    reducer: Any = None
+
+
+def check_order(places: Sequence[Place]) -> None:
+    """Raise unless everything in a stage finds what it reads: an attention in what the layer before leaves, a reducer
+    in what the attention of its own layer leaves."""
+    for before, place in zip([None, *places], places, strict=False):
+        for entry in sorted(getattr(place.attention, "reads", ())):
+            what = f"attention {place.attention.spec} in {place.name} reads the {entry} of the layer before"
             if entry not in ENTRIES:
                 raise UserError(f"{what}: there are only {', '.join(ENTRIES)}")
             if before is None:
                 raise UserError(f"{what}, but it stands first")
-            if entry not in getattr(before[1], "provides", ()):
-                theirs = before[1].spec if isinstance(before[1], Attention) else type(before[1]).__name__
-                raise UserError(f"{what}, but {theirs} in {before[0]} cannot leave it")
+            if entry not in getattr(before.attention, "provides", ()):
+                raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it")
+            if before.reducer is not None:
+                raise UserError(f"{what}, but {before.reducer.name} in {before.name} takes tokens away in between")
+        for entry in sorted(getattr(place.reducer, "reads", ())):
+            if entry not in getattr(place.attention, "provides", ()):
+                whose = f"the {entry} of {_called(place.attention)}, which cannot leave it"
+                raise UserError(f"reducer {place.reducer.name} in {place.name} reads {whose}")
+
+
+def _called(attention: Any) -> str:
+    return str(attention.spec) if isinstance(attention, Attention) else type(attention).__name__

@@ -18,7 +18,7 @@ from ..attention import Context, Grid, Macs, Spec, expand_stages, join_stages
 from ..errors import UserError
 from .block import Block
 from .cost import Layer, parameters, weight_macs
-from .host import Host, check_order
+from .host import Host, Place, check_order
 from .stage import Stage, Style
 from .stem import Merge, shrink, to_map
 
@@ -88,9 +88,9 @@ class Pyramid(Host, nn.Module):
                 style=look,
                 class_token=look.class_token and i == len(depths) - 1,
             )
-            check_order([(f"stages.{i}.blocks.{j}", block.attn) for j, block in enumerate(stage.blocks)])
             before = stage.grid(before)
             self.stages.append(stage)
+        self.check_order()
         self.norm = nn.Identity() if look.stage_norms else look.norm(self.num_features)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
@@ -107,6 +107,12 @@ class Pyramid(Host, nn.Module):
                     nn.init.zeros_(layer.bias)
 
     # What it is made of ------------------------------------------------------------------------------------------
+
+    def check_order(self) -> None:
+        """Raise unless every attention and reducer finds what it reads in its stage."""
+        for i, stage in enumerate(self.stages):
+            places = [(f"stages.{i}.blocks.{j}", block) for j, block in enumerate(stage.blocks)]
+            check_order([Place(name, block.attn, block.reducer) for name, block in places])
 
     @property
     def attention(self) -> str:

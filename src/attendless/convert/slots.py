@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..attention import Attention, Grid, Macs, Spec, expand, expand_stages
 from ..backbones import is_host
 from ..backbones.block import create_like, frozen_alike
-from ..backbones.host import check_order
+from ..backbones.host import Place, check_order
 from . import families
 
 
@@ -24,6 +24,10 @@ class Slot(Protocol):
     now: Macs
     others: Macs
     model: nn.Module
+
+    @property
+    def block(self) -> Any:
+        """The layer's block."""
 
     @property
     def attn(self) -> nn.Module:
@@ -108,7 +112,7 @@ def specs_for(attention: str, slots: list[Slot]) -> list[Spec]:
 def check_reads(slots: list[Slot]) -> None:
     """Raise unless every attention finds in the context what it reads."""
     for _, stage in itertools.groupby(slots, key=_stage):
-        check_order([(slot.name, slot.attn) for slot in stage])
+        check_order([Place(slot.name, slot.attn, getattr(slot.block, "reducer", None)) for slot in stage])
 
 
 def _stage(slot: Slot) -> str:

@@ -127,11 +127,11 @@ def _costs(host: nn.Module, specs: Sequence[Spec], image: Tensor) -> Tensor:
     for slot, given in zip(slots, inputs, strict=True):
         kind = (slot.grid, str(slot.spec), tuple(value.shape for value in slot.weights().values()))
         if kind not in timed:
-            blocks = [host.get_submodule(slot.name)]
+            blocks = [slot.block]
             with _kept(slot):
                 for spec in specs:
                     slot.put(slot.make(spec))
-                    blocks.append(copy.copy(host.get_submodule(slot.name)))
+                    blocks.append(copy.copy(slot.block))
                     blocks[-1]._modules = dict(blocks[-1]._modules)  # the next one is put into the same block
             calls = {str(i): partial(block, *given) for i, block in enumerate(blocks)}
             raced = race(calls, budget=4.0)
@@ -186,7 +186,7 @@ def _answers(host: Any, chunk: Tensor, states: Sequence[Step] | None, start: int
 def _kept(slot: Slot) -> Iterator[None]:
     """Whatever is put into the slot inside, what stands there now stands there again afterwards."""
     parent, _, index = slot.name.rpartition(".")
-    block = slot.model.get_submodule(slot.name)
+    block = slot.block
     attn = block.attn
     try:
         yield

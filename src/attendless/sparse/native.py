@@ -87,15 +87,24 @@ def foveal_attend(
     places: Tensor | None,
     layout: Sequence[int],
     scale: float,
-    chosen: Tensor | None = None,
+    chosen: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """out [B, H, N, ·] and log Σ exp of each query's scores [B, H, N], given the cells chosen."""
+    return _foveal(q, k, v, key_bias, places, layout, scale, _whole(chosen, torch.int32), select=False)
+
+
+def foveal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    places: Tensor | None,
+    layout: Sequence[int],
+    scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """out [B, H, N, ·], log Σ exp of each query's scores [B, H, N], and the cells chosen: here, unless given."""
-    select = chosen is None
-    chosen = _chosen(q, layout) if chosen is None else chosen.int().contiguous()
-    out, lse = _results(q, v)
-    inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
-    _call(kernels().foveal_attend, *inputs, chosen.numpy(), select, out.numpy(), lse.numpy())
-    return _typed(out, q), lse, chosen
+    """Choose and attend: out, log Σ exp, and the cells chosen."""
+    chosen = _chosen(q, layout)
+    return *_foveal(q, k, v, key_bias, places, layout, scale, chosen.numpy(), select=True), chosen
 
 
 def foveal_forward(
@@ -107,11 +116,26 @@ def foveal_forward(
     layout: Sequence[int],
     scale: float,
 ) -> Tensor:
-    """out [B, H, N, ·] alone: what a gradient would need is not kept."""
+    """Choose and attend: out [B, H, N, ·] alone; what a gradient would need is not kept."""
+    return _foveal(q, k, v, key_bias, places, layout, scale, None, select=True)[0]
+
+
+def _foveal(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_bias: Tensor | None,
+    places: Tensor | None,
+    layout: Sequence[int],
+    scale: float,
+    chosen: Any,
+    *,
+    select: bool,
+) -> tuple[Tensor, Tensor]:
     out, lse = _results(q, v)
     inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
-    _call(kernels().foveal_attend, *inputs, None, True, out.numpy(), lse.numpy())
-    return _typed(out, q)
+    _call(kernels().foveal_attend, *inputs, chosen, select, out.numpy(), lse.numpy())
+    return _typed(out, q), lse
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, bias_grad: bool) -> list[Tensor]:
@@ -137,11 +161,11 @@ def foveal_backward(
     v: Tensor,
     out: Tensor,
     lse: Tensor,
-    chosen: Tensor,
     key_bias: Tensor | None,
     places: Tensor | None,
     layout: Sequence[int],
     scale: float,
+    chosen: Tensor,
     bias_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
