@@ -307,7 +307,9 @@ def test_opening_by_name_with_weights_of_another_size_and_classifier(tmp_path) -
             opened = open_model(name, weights=tmp_path / file)
             assert opened.num_classes == 5
             assert torch.equal(opened(x), source(x))
-        wide = open_model(name, weights=tmp_path / "w.pth", size="64x96", attention="window:size=2")
+        wide = open_model(
+            name, weights=tmp_path / "w.pth", size="64x96", attention="window:size=2", below_breakeven="keep"
+        )
         assert wide.attention == "window:size=2"
         expected = convert(source, "window:size=2", size=(64, 96), below_breakeven="keep")
         assert torch.equal(wide(torch.ones(1, 3, 64, 96)), expected(torch.ones(1, 3, 64, 96)))

@@ -115,7 +115,7 @@ def test_a_folder_is_opened_as_a_model(tmp_path) -> None:
     theirs = tower("ViTForImageClassification", "ViTConfig", **MLP, num_labels=7)
     theirs.save_pretrained(tmp_path / "vit")
     (tmp_path / "vit" / "preprocessor_config.json").write_text('{"image_mean": [0.1, 0.2, 0.3]}')
-    ours = open_model(tmp_path / "vit", attention="foveal:keep=1")
+    ours = open_model(tmp_path / "vit", attention="foveal:keep=1", below_breakeven="keep")
     x = torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(ours(x), theirs(x).logits, atol=1e-5, rtol=1e-5)
     assert ours.pretrained_cfg["mean"] == (0.1, 0.2, 0.3)

@@ -7,12 +7,15 @@ from .errors import UserError
 from .measure.bench import bench
 from .measure.tune import tune
 from .plugins import load_plugin
+from .sparse import Case, Executor, execution, register_executor
 from .version import __version__
 
 __all__ = [
     "Attention",
+    "Case",
     "Columnar",
     "Context",
+    "Executor",
     "Grid",
     "Options",
     "Pyramid",
@@ -22,11 +25,13 @@ __all__ = [
     "bench",
     "convert",
     "create",
+    "execution",
     "load",
     "load_plugin",
     "open_model",
     "option",
     "register",
+    "register_executor",
     "save",
     "tune",
 ]

@@ -26,7 +26,7 @@ def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
         "cpu": cpu,
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "torch_capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": _cores(),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "system": f"{platform.system()} {platform.machine()}",
@@ -72,7 +72,7 @@ def _cpu() -> tuple[str, frozenset[str]]:
     return name, flags
 
 
-def _cores() -> int:
+def cores() -> int:
     """The cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

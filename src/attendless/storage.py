@@ -55,7 +55,8 @@ def write_described(path: str | Path, kind: str, text: str, tensors: Mapping[str
 
 
 def read_described(path: str | Path, kind: str, otherwise: str) -> tuple[str, dict[str, Tensor]]:
-    """What `write_described` wrote; `otherwise` says what a sound file of another kind is not."""
+    """The text and the tensors that `write_described` wrote. Of a sound safetensors file of another kind the error says
+    `otherwise`."""
     if not Path(path).is_file():
         raise UserError(f"{str(path)!r}: no such file")
     try:

@@ -5,8 +5,9 @@ import sys
 from ..options import Options, Spec, join, join_stages, option
 from ..plugins import import_package
 from ..sparse.executor import Choice
-from .contract import Attention, Context, Grid, Macs, cap
+from .contract import Attention
 from .registry import attentions, create, expand, expand_stages, parse, register
+from .values import Context, Grid, Macs, cap
 
 import_package(sys.modules[__name__])
 

@@ -22,8 +22,9 @@ from torch.nn import functional as F
 from ..sparse.blocks import few_at_a_time
 from ..sparse.executor import Choice
 from ..sparse.full import attend as full
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 #: Scores laid out at a time on a CPU: a megabyte.
 _SCORES = 2**18

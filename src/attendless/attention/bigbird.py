@@ -43,8 +43,9 @@ from ..sparse.patterns import (
     spread,
     window_pattern,
 )
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The contract every attention keeps, and the values that pass through it.
+"""The contract every attention keeps.
 
 Shapes: B batch · H heads · N tokens (queries) · M keys · D head width · C model width. Tokens are ordered prefix first
 (class and register tokens), then the patches row by row.
@@ -6,173 +6,18 @@ Shapes: B batch · H heads · N tokens (queries) · M keys · D head width · C 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from ..errors import UserError
 from ..options import Options as BaseOptions
 from ..options import Spec
 from ..sparse import dispatch
 from ..sparse.executor import Case, Choice
-
-#: What a layer can leave for the next one, or for the caller, and what it is.
-ENTRIES = {
-    "scores": "its scores before the softmax, [B, H, N, N]",
-    "class_attention": "how much of its attention the class token gives each token, [B, H, N]",
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Grid:
-    """Where the tokens stand: `prefix` tokens in front, then the patches of a `height` × `width` grid, row by row.
-
-    After token reduction the patches that remain are listed per image: `cells` [B, n] says which cell of the grid each
-    came from, `sizes` [B, n] how many original tokens it stands for, and `owners` [B, height · width] which of them
-    stands for each cell (-1: nobody does any more). Where costs are counted, `cells` has a shape and no values.
-    """
-
-    height: int
-    width: int
-    prefix: int = 0
-    cells: Tensor | None = None
-    sizes: Tensor | None = None
-    owners: Tensor | None = None
-
-    @property
-    def reduced(self) -> bool:
-        return self.cells is not None
-
-    @property
-    def patches(self) -> int:
-        return self.height * self.width if self.cells is None else self.cells.shape[1]
-
-    @property
-    def tokens(self) -> int:
-        return self.prefix + self.patches
-
-    def key_bias(self, dtype: torch.dtype) -> Tensor | None:
-        """log(tokens each key stands for) [B, N], or None while every token stands for itself."""
-        if self.sizes is None:
-            return None
-        return torch.nn.functional.pad(self.sizes.to(dtype).log(), (self.prefix, 0))
-
-    def whole(self) -> Grid:
-        """The grid before any token was dropped or merged."""
-        return Grid(self.height, self.width, self.prefix)
-
-    def reduced_to(self, patches: int) -> Grid:
-        """A grid with so many patches left, for counting costs: which ones is not known."""
-        return dataclasses.replace(self.whole(), cells=torch.empty(1, patches, dtype=torch.long, device="meta"))
-
-    def restore(self, x: Tensor) -> Tensor:
-        """Tokens x [B, N, C] of this grid back on the whole one: each cell gets the token that stands for it, or zeros
-        where nobody does."""
-        if self.cells is None:
-            return x
-        patches = x[:, self.prefix :]
-        cells = self.height * self.width
-        if self.owners is None:
-            owners = self.cells.new_full((len(x), cells), -1)
-            owners = owners.scatter(
-                1, self.cells, torch.arange(patches.shape[1], device=x.device).expand_as(self.cells)
-            )
-        else:
-            owners = self.owners
-        there = patches.gather(1, owners.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
-        return torch.cat([x[:, : self.prefix], there * (owners >= 0)[..., None].to(x.dtype)], dim=1)
-
-    def __str__(self) -> str:
-        prefix = f"{self.prefix}+" if self.prefix else ""
-        return f"{prefix}{self.height}x{self.width}" + (f" reduced to {self.patches}" if self.reduced else "")
-
-
-@dataclasses.dataclass(frozen=True)
-class Context:
-    """What travels with the tokens from block to block. Immutable: a block returns a new one.
-
-    `wants` names what this layer is asked to leave here (see `ENTRIES`), because the next layer or the caller reads it;
-    nothing else that layers leave each other stays. `losses` are extra terms for training.
-    """
-
-    grid: Grid
-    wants: frozenset[str] = frozenset()
-    scores: Tensor | None = None
-    class_attention: Tensor | None = None
-    losses: tuple[tuple[str, Tensor], ...] = ()
-
-    def replace(self, **changes: Any) -> Context:
-        return dataclasses.replace(self, **changes)
-
-    def only(self, entries: Collection[str]) -> Context:
-        """Without what layers leave each other, but for these entries."""
-        gone = {name: None for name in ENTRIES if name not in entries and getattr(self, name) is not None}
-        return self.replace(**gone) if gone else self
-
-    def with_loss(self, name: str, value: Tensor) -> Context:
-        return self.replace(losses=(*self.losses, (name, value)))
-
-
-def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...]) -> None:
-    """Tensors (and what holds them) are children; everything else is structure, so compile specialises on it."""
-    pytree.register_pytree_node(
-        cls,
-        lambda value: ([getattr(value, n) for n in tensors], tuple(getattr(value, n) for n in static)),
-        lambda children, fixed: cls(
-            **dict(zip(tensors, children, strict=True)), **dict(zip(static, fixed, strict=True))
-        ),
-        serialized_type_name=f"attendless.{cls.__name__}",
-    )
-
-
-_register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix"))
-_register_pytree(Context, ("grid", "scores", "class_attention", "losses"), ("wants",))
-
-
-@dataclasses.dataclass(frozen=True)
-class Macs:
-    """Multiply-accumulates of the function computed, per image.
-
-    `core` is the product of queries with keys and of weights with values, including the choice of keys; `projections`
-    the linear maps around it; `other` whatever else (patch embedding, head, a mechanism's own extra layers).
-    """
-
-    core: int = 0
-    projections: int = 0
-    mlp: int = 0
-    other: int = 0
-
-    @property
-    def total(self) -> int:
-        return self.core + self.projections + self.mlp + self.other
-
-    def __add__(self, more: Macs) -> Macs:
-        return Macs(*(a + b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(more), strict=True)))
-
-    def __sub__(self, less: Macs) -> Macs:
-        return Macs(*(a - b for a, b in zip(dataclasses.astuple(self), dataclasses.astuple(less), strict=True)))
-
-    @property
-    def share(self) -> float:
-        """The core's part of the whole."""
-        return self.core / self.total
-
-    @property
-    def cap(self) -> float | None:
-        """How many times quicker the whole could be, by its MACs, if the core cost nothing (Amdahl's law)."""
-        return cap(self.share)
-
-    def as_dict(self) -> dict[str, int]:
-        return {**dataclasses.asdict(self), "total": self.total}
-
-
-def cap(share: float) -> float | None:
-    """The most a whole can gain from a part that takes this share of it; None if the part is everything."""
-    return 1 / (1 - share) if share < 1 else None
+from .values import Context, Grid, Macs
 
 
 class Attention(nn.Module):

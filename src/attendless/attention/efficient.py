@@ -15,8 +15,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 def efficient(q: Tensor, k: Tensor, v: Tensor, *, key_bias: Tensor | None = None) -> Tensor:

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from .. import options
 from ..errors import UserError
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 def token_weights(x: Tensor, direction: Tensor, *, scale: float, key_bias: Tensor | None = None) -> Tensor:

@@ -19,8 +19,9 @@ from .. import options
 from ..sparse import foveal as definition
 from ..sparse import operations
 from ..sparse.executor import Case
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 @dataclasses.dataclass(frozen=True)

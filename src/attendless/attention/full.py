@@ -13,8 +13,9 @@ from torch import Tensor
 from ..sparse.executor import Choice
 from ..sparse.full import attend as full
 from ..sparse.full import macs as full_macs
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 @register

@@ -28,8 +28,9 @@ import torch
 from torch import Tensor
 
 from .. import options
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 def orthogonal_features(heads: int, count: int, width: int, seed: int) -> Tensor:

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from .. import options
 from ..errors import UserError
 from ..sparse import basis
-from .contract import Attention, Context, Grid
+from .contract import Attention
+from .values import Context, Grid
 
 _PREDICTOR = ("down", "up", "q_reduce", "k_reduce")
 

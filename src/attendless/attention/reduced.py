@@ -31,8 +31,9 @@ from torch.nn import functional as F
 from .. import options
 from ..sparse.executor import Choice
 from ..sparse.full import attend as full
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,8 @@ from .. import options as specs
 from ..errors import UserError, unknown
 from ..options import Options, Spec
 from ..plugins import remember_source
-from .contract import Attention, Grid
+from .contract import Attention
+from .values import Grid
 
 _ATTENTIONS: dict[str, type[Attention]] = {}
 A = TypeVar("A", bound=type[Attention])

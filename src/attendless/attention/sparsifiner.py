@@ -21,9 +21,9 @@ from torch import Tensor
 
 from ..sparse import basis, operations, topk
 from ..sparse.executor import Case
-from .contract import Context, Grid
 from .predictor import Options, PredictingAttention
 from .registry import register
+from .values import Context, Grid
 
 
 def budget(keep: float, tokens: int) -> int:

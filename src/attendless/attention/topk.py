@@ -17,9 +17,10 @@ from torch import Tensor
 from .. import options
 from ..sparse import basis, topk
 from ..sparse.executor import Choice
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
 from .sparsifiner import budget
+from .values import Context, Grid
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,8 +32,9 @@ from .. import options
 from ..errors import UserError
 from ..sparse.executor import Choice
 from ..sparse.full import attend as full
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 @dataclasses.dataclass(frozen=True)

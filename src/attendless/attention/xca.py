@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import options
-from .contract import Attention, Context, Grid
+from .contract import Attention
 from .registry import register
+from .values import Context, Grid
 
 
 def channel_map(q: Tensor, k: Tensor, temperature: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..attention import Attention, Context
-from ..attention.contract import ENTRIES
+from ..attention.values import ENTRIES
 from ..errors import UserError
 
 

@@ -18,6 +18,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
 from ..errors import UserError
+from ..stamp import cores
 from .run import Job, Outcome, run
 
 Scheduler = Callable[[Sequence[Job]], Iterator[Outcome]]
@@ -34,8 +35,7 @@ def accelerator(device: str) -> str:
 
 def at_once(threads: int, device: str) -> int:
     """How many runs suit this machine: as many as its cores carry, or one where they would share an accelerator."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // threads) if accelerator(device) == "cpu" else 1
+    return max(1, cores() // threads) if accelerator(device) == "cpu" else 1
 
 
 def local(count: int) -> Scheduler:

@@ -29,14 +29,14 @@ def open_model(
     num_classes: int | None = None,
     pretrained: bool = False,
     layers: str | None = None,
-    below_breakeven: BelowBreakeven = "keep",
+    below_breakeven: BelowBreakeven = "full",
     predictor: str | Path | None = None,
 ) -> Any:
     """Build `model`, load `weights` from a file, set its input size and convert it to `attention`.
 
-    Without `attention` the model stays what it is; with it, every layer gets what was asked for, unless
-    `below_breakeven="full"`. Without `num_classes` the weights decide how many there are; if it differs from theirs,
-    the classifier starts anew, ready to be trained.
+    Without `attention` the model stays what it is. With it, a layer where attending less cannot pay at this size stays
+    full, as in `convert`, unless `below_breakeven="keep"`. Without `num_classes` the weights decide how many there are;
+    if it differs from theirs, the classifier starts anew, ready to be trained.
     """
     target = None if size is None else parse_size(size)
     path = Path(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..attention.contract import Grid
+from ..attention import Grid
 from ..errors import UserError
 from ..sparse.patterns import Pattern
 

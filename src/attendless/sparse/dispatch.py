@@ -27,6 +27,7 @@ from torch import Tensor
 from ..errors import UserError, unknown
 from . import calibration
 from .executor import Case, Choice, Executor, executor, executor_names, executors
+from .full import Whole
 
 SWITCH = "ATTENDLESS_CHOOSE"
 _policy = os.environ.get(SWITCH) or "auto"
@@ -110,7 +111,7 @@ def against_full(case: Case) -> tuple[float, float] | None:
     if _policy == "off" or case.device != "cpu":
         return None
     calibration.measured(case.dtype)
-    full = Case("full", case.plan.tokens, case.batch, case.heads, case.width, case.dtype)
+    full = Case("full", Whole(case.plan.tokens), case.batch, case.heads, case.width, case.dtype)
     ours = calibration.seconds(executor(case.op, choose(case).executor), case)
     theirs = calibration.seconds(executor("full", choose(full).executor), full)
     return None if ours is None or theirs is None else (ours, theirs)

@@ -7,8 +7,17 @@ Shapes: B batch · H heads · N queries · M keys · q [B, H, N, D] · k, v [B, 
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch import Tensor
 from torch.nn import functional as F
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+    """What is known of a call beforehand: so many tokens."""
+
+    tokens: int
 
 
 def attend(

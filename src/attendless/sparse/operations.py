@@ -25,6 +25,7 @@ from .basis import Rest
 from .blocks import Plan, plan
 from .executor import Case, Sample, sampled
 from .foveal import Layout
+from .full import Whole
 
 
 def case_of(op: str, plan: object, q: Tensor, dropout: float = 0.0) -> Case:
@@ -139,7 +140,7 @@ def _qkv(side: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 @sampled("full")
 def _full_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
     q, k, v = _qkv(side, dtype)
-    yield Sample(case_of("full", side * side, q), lambda run: run(q, k, v, scale=_SCALE))
+    yield Sample(case_of("full", Whole(side * side), q), lambda run: run(q, k, v, scale=_SCALE))
 
 
 @sampled("foveal")

@@ -108,7 +108,9 @@ def distill(
     if isinstance(model, nn.Module):
         teacher: Any = convert(model, "full", size=size)
     else:
-        teacher = open_model(model, attention="full", weights=weights, pretrained=pretrained, size=size)
+        teacher = open_model(
+            model, attention="full", weights=weights, pretrained=pretrained, size=size, below_breakeven="keep"
+        )
     train, val, note = open_splits(data)
     # Labels count only if they are the teacher's own classes; the pictures serve all the same.
     labelled = len(train.classes) == teacher.num_classes

@@ -16,6 +16,7 @@ from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
 
 from ..errors import UserError
+from ..stamp import cores
 
 try:
     import fcntl
@@ -44,8 +45,7 @@ def accelerator(device: str = "auto") -> Accelerator:
 
 def default_workers(device: torch.device) -> int:
     """Enough to keep a GPU fed; on a CPU the model itself wants the cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, 8) if device.type == "cuda" else min(2, cores - 1)
+    return min(cores(), 8) if device.type == "cuda" else min(2, cores() - 1)
 
 
 class Stop:

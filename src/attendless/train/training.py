@@ -81,6 +81,7 @@ def train(
                 pretrained=pretrained,
                 num_classes=classes,
                 size=chosen.height_width,
+                below_breakeven="keep",
             )
     if getattr(built, "num_classes", classes) != classes:
         raise UserError(f"the model answers with {built.num_classes} classes, but the data has {classes}")

@@ -20,7 +20,7 @@ class FullInTorch(Executor):
     op, name, about, standing = "full", "sdpa", "PyTorch's fused kernel", 1
 
     def macs(self, case: Case) -> int:
-        return case.batch * full.macs(case.plan, case.dim)
+        return case.batch * full.macs(case.plan.tokens, case.dim)
 
     def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
         return full.attend(q, k, v, scale=scale, dropout=case.dropout)
