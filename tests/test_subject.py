@@ -95,6 +95,7 @@ def test_tune_goes_through_stages(kind: str) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     dense = found.front[0]
     assert (dense.layers, dense.agreement, dense.expected_drop) == ((), 1.0, 0.0)
+    assert dense.attention == attention_of(model)
     for point in found.front[1:]:
         ours = convert(model, point.attention, layers=point.layers, below_breakeven="keep").eval()
         with torch.no_grad():

@@ -33,6 +33,7 @@ from ..convert.slots import Slot, find_slots
 from ..errors import UserError
 from .clock import race
 from .macs import count
+from .subject import attention_of
 
 RATES = (0.05, 0.1, 0.25, 0.5)
 Progress = Callable[[int], None]
@@ -197,10 +198,12 @@ def _kept(slot: Slot) -> Iterator[None]:
 
 def _named(host: nn.Module, specs: Sequence[Spec], mix: Sequence[int]) -> tuple[str, list[int]]:
     """A mix of choices as `convert` takes it: the spec of every layer, and which layers to convert."""
-    slots = find_slots(host)
-    full = parse("full")
-    chosen = [specs[c - 1] if c else slot.spec or full for c, slot in zip(mix, slots, strict=True)]
-    return join(chosen), [i for i, c in enumerate(mix) if c]
+    changed = [i for i, c in enumerate(mix) if c]
+    if not changed:
+        return attention_of(host), []
+    # An attention of the model's own has no spec; as its layer is not converted, what stands there does not matter.
+    filler = specs[mix[changed[0]] - 1]
+    return join([specs[c - 1] if c else s.spec or filler for c, s in zip(mix, find_slots(host), strict=True)]), changed
 
 
 def _front(cost: Tensor, damages: Tensor, points: int) -> list[list[int]]:
