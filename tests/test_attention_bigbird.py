@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -151,6 +154,74 @@ def test_where_big_bird_draws_from() -> None:
     assert bigbird_plan(95, 10, 3) == [(0, 8, 1), (8, 10, 2)]
     assert bigbird_plan(80, 10, 3) == [(0, 8, 3)]
     assert bigbird_plan(4096, 64, 3) == [(0, 16, 3)]
+    assert bigbird_plan(4096, 512, 3) == [(0, 8, 3)], "two blocks are nothing to draw from"
+    assert bigbird_plan(2048, 64, 3) == [(0, 11, 3)], "not a length its paper trained with"
+
+
+def may_draw(blocks: int, query: int) -> int:
+    """How many blocks of the whole sequence the rules leave to one between the first and the last."""
+    free = {key for key in range(1, blocks - 1) if abs(query - key) > 1}
+    return len(free - {1: {blocks - 2}, blocks - 2: {1}}.get(query, set()))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("blocks", range(3, 41))
+def test_no_block_draws_fewer_than_it_could(blocks: int, count: int) -> None:
+    for tokens in (10 * blocks, 10 * blocks - 4):
+        pattern = bigbird_pattern(1, tokens - 1, 1, BigBirdOptions(form="1d", random=count), 3, blocks)
+        for mask in pattern.mask():
+            drawn = drawn_blocks(mask, 10)
+            for query in range(1, blocks - 1):
+                could = min(count, may_draw(blocks, query))
+                assert len(drawn[query]) == could, f"block {query} of {blocks}"
+
+
+def old_plan(tokens: int, block: int, query: int) -> set[int]:
+    """The plan of the lengths the paper trained with: the first 1,024 tokens, out of the window and not global."""
+    blocks, stretch = tokens // block, 1024 // block
+    return {key for key in range(1, min(stretch, blocks - 1)) if abs(query - key) > 1}
+
+
+@pytest.mark.parametrize(("tokens", "block"), [(1024, 64), (3072, 64), (4096, 64), (4096, 128), (3072, 32)])
+def test_the_lengths_the_paper_trained_with(tokens: int, block: int) -> None:
+    """Over many heads every block that may be drawn is drawn, the stretch's last one too, and no other."""
+    pattern = bigbird_pattern(1, tokens, 0, BigBirdOptions(form="1d", block=block), 300, 5)
+    sees = pattern.sees[:, 1:, 1:]
+    for query in range(1, tokens // block - 1):
+        drawn = sees[:, query].copy()
+        drawn[:, [0, query - 1, query, query + 1, -1]] = False
+        allowed = old_plan(tokens, block, query)
+        assert set(np.flatnonzero(drawn.any(0))) == allowed
+        assert (drawn.sum(1) == min(3, len(allowed))).all()
+
+
+@pytest.mark.parametrize(("tokens", "block"), [(530, 10), (2048, 64), (1024, 64), (3072, 64), (4096, 64)])
+def test_draws_from_where_big_birds_code_draws(tokens: int, block: int) -> None:
+    """Over many draws, the same blocks come up for every query as in the code that BBViT runs."""
+    big_bird = pytest.importorskip("transformers.models.big_bird.modeling_big_bird")
+    code, heads = big_bird.BigBirdBlockSparseAttention, 250
+    layer = SimpleNamespace(training=True, _get_single_block_row_attention=code._get_single_block_row_attention)
+    np.random.seed(0)
+    if tokens in (1024, 3072, 4096):
+        one = lambda: code._bigbird_block_rand_mask(layer, 4096, 4096, block, block, 3, last_idx=1024)  # noqa: E731
+        theirs = np.stack([one()[: tokens // block - 2] for _ in range(heads)])
+    else:
+        plan = code._get_rand_attn_plan(tokens, block, 3)
+        drawn = code._bigbird_block_rand_mask_with_head(layer, tokens, tokens, block, block, heads, *plan)
+        theirs = np.stack(drawn)
+    sees = bigbird_pattern(1, tokens, 0, BigBirdOptions(form="1d", block=block), heads, 5).sees[:, 1:, 1:]
+    last = tokens // block - 1
+    for query in range(1, last):
+        seen = {0, query - 1, query, query + 1, last}  # at 1,024 tokens theirs may draw the last, which it sees anyway
+        ours = set(np.flatnonzero(sees[:, query].any(0))) - seen
+        assert ours == set(theirs[:, query - 1].flatten().tolist()) - seen, f"block {query}"
+
+
+def test_a_seed_means_the_same_blocks_as_ever() -> None:
+    """530 tokens, as BBViT has them: the random blocks of saved models must not change."""
+    sees = bigbird_pattern(23, 23, 1, BigBirdOptions(form="1d"), 8, 3).sees
+    digest = hashlib.sha256(np.packbits(sees).tobytes()).hexdigest()
+    assert digest == "a5aa4f74d8bec5af4c63bb9edc6feeaef2bddd13d5d012cf245c930d666765dd"
 
 
 @pytest.mark.parametrize("gate", ["R", "W", "G", "RW", "RG", "WG"])

@@ -9,6 +9,10 @@ Eq. 1), which takes it to images. Tokens are grouped in blocks, and S is made of
     form=1d   the papers' form: blocks of 10 tokens in a row, prefix counted in, a window of 3 blocks, 3 random ones by
               BigBird's plan, the first and the last block global. 530 tokens: 51,200 of 280,900 pairs.
 
+The plan (`bigbird_plan`) is that of BigBird's code, which needs at least 2·random + 6 blocks; with fewer its users fall
+back on full attention. Here such short sequences are served too: a block that finds too few places where the plan lets
+it draw makes up for them elsewhere, so that it sees fewer than `random` blocks only where no others are left.
+
 In both, `window=0`, `random=0` or `globals=0` switches that part off; prefix tokens see and are seen by all. Each head
 draws its own random blocks, among those that window and global leave out. They follow from a seed that is kept in the
 state dict. A layer draws its seed when it is made, unless the option `seed` gives one.
@@ -34,9 +38,11 @@ from ..sparse import operations
 from ..sparse.blocks import Plan, fresh_plan, plan
 from ..sparse.executor import Case, Choice
 from ..sparse.patterns import (
+    Blocks,
     Pattern,
     global_pattern,
     grid_blocks,
+    no_pattern,
     prefix_pattern,
     random_pattern,
     sequence_blocks,
@@ -83,26 +89,26 @@ def bigbird_pattern(height: int, width: int, prefix: int, options: BigBirdOption
         pattern |= window_pattern(blocks, options.window)
     if options.random:
         free = ~pattern.sees[0, 1:, 1:]
-        parts = [(free, options.random)]
         if options.form == "1d":
-            parts = [
-                (free & bigbird_allows(len(free), first, stop, edge=options.globals > 1), count)
-                for first, stop, count in bigbird_plan(tokens, options.block or 10, options.random)
-            ]
-        for number, (allowed, count) in enumerate(parts):
-            pattern |= random_pattern(blocks, allowed, count, heads, (seed + number) % 2**32)
+            pattern |= _random_by_plan(blocks, free, options, heads, seed)
+        else:
+            pattern |= random_pattern(blocks, free, options.random, heads, seed)
     return _gate(pattern | prefix_pattern(blocks), options.gate)
+
+
+#: The lengths, in tokens, for which BigBird's code keeps the plan its paper trained with. (2,048 is not among them.)
+TRAINED = (1024, 3072, 4096)
 
 
 def bigbird_plan(tokens: int, block: int, count: int) -> list[tuple[int, int, int]]:
     """BigBird's plan of where random blocks come from: (first, stop, how many) of each stretch of key blocks.
 
     A long sequence draws them all from its first 2·count + 5 blocks. At the lengths its paper trained with, from the
-    first 1,024 tokens.
+    first 1,024 tokens, or from anywhere if those are no more than two blocks.
     """
     blocks = -(-tokens // block)
-    if tokens in (1024, 3072, 4096):
-        return [(0, -(-1024 // block), count)]
+    if tokens in TRAINED:
+        return [(0, 1024 // block if 2 * block < 1024 else blocks, count)]
     if 2 * count + 5 < blocks:
         return [(0, 2 * count + 5, count)]
     if count + 5 < blocks:
@@ -119,6 +125,35 @@ def bigbird_allows(blocks: int, first: int, stop: int, edge: bool) -> np.ndarray
     query, key = np.ogrid[:blocks, :blocks]
     allowed = (key >= first) & (key < stop - edge)
     return allowed & ~((query == 1) & (key == stop - 2)) & ~((query == stop - 2) & (key == 1))
+
+
+def _random_by_plan(blocks: Blocks, free: np.ndarray, options: BigBirdOptions, heads: int, seed: int) -> Pattern:
+    """The random blocks each block draws by BigBird's plan among those that are `free`, bool [G - 1, G - 1]."""
+    count, edge, length = options.random, options.globals > 1, len(free)
+    stretches = bigbird_plan(blocks.tokens, options.block or 10, count)
+    drawn = no_pattern(blocks)
+    for number, (first, stop, some) in enumerate(stretches):
+        if blocks.tokens in TRAINED:
+            # The older plan takes a stretch as it is, with its end.
+            allowed = free & (np.arange(length) < stop)
+        else:
+            allowed = free & bigbird_allows(length, first, stop, edge)
+        drawn |= random_pattern(blocks, allowed, some, heads, (seed + number) % 2**32)
+    anywhere = free & bigbird_allows(length, 0, length, edge)
+    return drawn | _fill_up(drawn, anywhere, count, (seed + len(stretches)) % 2**32)
+
+
+def _fill_up(drawn: Pattern, allowed: np.ndarray, count: int, seed: int) -> Pattern:
+    """More blocks for each that drew fewer than `count`, from those it is `allowed`, bool [G - 1, G - 1]."""
+    have = drawn.sees[:, 1:, 1:]
+    left = allowed & ~have
+    missing = np.minimum(count - have.sum(axis=2), left.sum(axis=2))
+    more = np.zeros_like(drawn.sees)
+    if (missing > 0).any():
+        tickets = np.where(left, np.random.RandomState(seed).random_sample(left.shape), np.inf)
+        rank = tickets.argsort(axis=2).argsort(axis=2)
+        more[:, 1:, 1:] = rank < missing[:, :, None]
+    return Pattern(drawn.blocks, more)
 
 
 def _gate(pattern: Pattern, answer: str) -> Pattern:
