@@ -12,7 +12,8 @@ at head width 32; its code scales the rows to √r instead.
 
 Stabilised without an epsilon: for each feature the largest log φ(k) is moved from the keys to the queries, then the
 largest log φ(q) of each query is taken out. Both cancel in the quotient, whose denominator is then at least one. All of
-it runs in fp32. There are no token-to-token weights to drop, so attention dropout does nothing.
+it runs in fp32, or fp64 if that is what comes in. There are no token-to-token weights to drop, so attention dropout
+does nothing.
 
 Prefix tokens are tokens like the others. A token that stands for s tokens counts s times.
 Shapes: B batch · H heads · N tokens · D head width · R features.
@@ -49,8 +50,9 @@ def performer(
     q: Tensor, k: Tensor, v: Tensor, features: Tensor, *, scale: float, key_bias: Tensor | None = None
 ) -> Tensor:
     """q, k [B, H, N, D], v [B, H, N, ·], features [H, R, D], key_bias [B, N] → [B, H, N, ·]."""
+    dtype = torch.promote_types(q.dtype, torch.float32)
     with torch.autocast(q.device.type, enabled=False):
-        q, k, features = (t.float() for t in (scale**0.5 * q, scale**0.5 * k, features))
+        q, k, features = (t.to(dtype) for t in (scale**0.5 * q, scale**0.5 * k, features))
         # The |q|² / 2 of a query is in numerator and denominator alike.
         log_q = q @ features.transpose(-2, -1)
         log_k = k @ features.transpose(-2, -1) - k.square().sum(-1, keepdim=True) / 2
@@ -61,7 +63,7 @@ def performer(
         log_q = log_q + top_k
         phi_k = torch.exp(log_k - top_k)
         phi_q = torch.exp(log_q - log_q.detach().amax(dim=-1, keepdim=True))
-        sums, total = phi_k.transpose(-2, -1) @ v.float(), phi_k.sum(dim=-2).unsqueeze(-1)
+        sums, total = phi_k.transpose(-2, -1) @ v.to(dtype), phi_k.sum(dim=-2).unsqueeze(-1)
         return ((phi_q @ sums) / (phi_q @ total)).to(v.dtype)
 
 
@@ -84,7 +86,7 @@ class Performer(Attention):
         self.register_buffer("features", drawn.to(**factory))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
-        bias = context.grid.key_bias(torch.float32)
+        bias = context.grid.key_bias(torch.promote_types(q.dtype, torch.float32))
         return performer(q, k, v, self.features, scale=self.scale, key_bias=bias), context
 
     def core_macs(self, grid: Grid) -> int:
