@@ -15,7 +15,6 @@ TOTAL = "total: every multiply-accumulate of matrix products and convolutions"
 MHSA = "MHSA: the attention core only (q·kᵀ and weights·v), without the projections around it"
 OVERALL = "overall: attention core + MLP, without qkv and output projections, patch embedding and head"
 FVCORE = "fvcore: every multiply-accumulate, and five operations per element of each LayerNorm and BatchNorm"
-CONV_LINEAR = "conv+linear: layers with weights only, without q·kᵀ and weights·v"
 
 
 def total(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
@@ -29,11 +28,6 @@ def mhsa(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
 def overall(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
     macs = count(model, size)
     return macs.core + macs.mlp
-
-
-def conv_linear(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
-    macs = count(model, size)
-    return macs.total - macs.core
 
 
 def fvcore(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
