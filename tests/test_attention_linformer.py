@@ -64,6 +64,12 @@ def test_resampled_rows_keep_their_sum_and_their_prefix(new: Grid) -> None:
     assert torch.equal(found[..., :2], down[..., :2])
 
 
+def test_resampling_keeps_double_precision() -> None:
+    down = torch.randn(1, 2, 21, dtype=torch.float64)
+    found = resample(down, Grid(4, 5, 1), Grid(7, 3, 1))
+    torch.testing.assert_close(found.sum(-1), down.sum(-1), atol=1e-14, rtol=1e-14)
+
+
 def test_resampling_goes_by_place_on_the_grid() -> None:
     old, new = Grid(4, 4), Grid(8, 8)
     corner = torch.zeros(1, 1, 4, 4)

@@ -78,6 +78,33 @@ def test_timms_swin_block(shift: int, height: int, width: int) -> None:
     torch.testing.assert_close(ours(x, Context(grid))[0], expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("shift", [0, 3])
+@pytest.mark.parametrize(("height", "width"), [(4, 14), (21, 5), (14, 1)])
+def test_timms_swin_block_on_a_grid_with_one_short_side(shift: int, height: int, width: int) -> None:
+    """timm makes the table for the window it cuts; in ours the same offsets stand in the middle."""
+    theirs = SwinTransformerBlock(32, (height, width), 4, window_size=7, shift_size=shift).eval()
+    torch.nn.init.normal_(theirs.attn.relative_position_bias_table)
+    grid = Grid(height, width)
+    ours = create(f"window:shift={shift}", 32, 4, grid=grid).eval()
+    (h, w), table = theirs.window_size, ours.relative_position_bias_table.data.view(13, 13, 4)
+    assert sorted((h, w)) == sorted((min(height, width), 7))
+    table[7 - h : 6 + h, 7 - w : 6 + w] = theirs.attn.relative_position_bias_table.data.view(2 * h - 1, 2 * w - 1, 4)
+    shared = {n: v for n, v in theirs.attn.state_dict().items() if "relative_position" not in n}
+    assert not ours.load_state_dict(shared, strict=False).unexpected_keys
+    x = torch.randn(2, grid.tokens, 32)
+    expected = theirs._attn(x.unflatten(1, (height, width))).flatten(1, 2)
+    torch.testing.assert_close(ours(x, Context(grid))[0], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_short_side_leaves_the_other_its_windows_and_its_shift() -> None:
+    """Not as in Swin's own code, where 4 × 14 cells would be cut into squares of 4 and stay unshifted."""
+    shown = build("window:shift=3,bias=false", Grid(4, 14)).map(torch.randn(1, 56, 16), Context(Grid(4, 14)))[0, 0]
+    columns = (shown[0].view(4, 14) > 0).all(0).nonzero().flatten().tolist()
+    assert columns == [0, 1, 2]
+    columns = (shown[5].view(4, 14) > 0).all(0).nonzero().flatten().tolist()
+    assert columns == list(range(3, 10))
+
+
 def test_windows_do_not_leak_and_prefix_tokens_do() -> None:
     grid = Grid(8, 8, 1)
     module = build("window:size=4", grid)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
-from timm.models.xcit import LPI
+from timm.layers import DropPath, LayerScale
+from timm.models.xcit import LPI, XCABlock
 from timm.models.xcit import XCA as TimmXCA
-from torch import Tensor
+from torch import Tensor, nn
 
 from attendless import Attention, Context, Grid, UserError, create
-from attendless.backbones.columnar import Columnar
+from attendless.backbones import Columnar, Pyramid
+from attendless.backbones.block import Block
 from attention_checks import assert_equals, build
 
 
@@ -89,6 +93,61 @@ def test_local_patch_interaction_costs_two_depthwise_convolutions_and_needs_all_
     assert without.refuses(reduced) is None
     with pytest.raises(UserError, match="needs every patch in its place"):
         with_it.check(reduced)
+
+
+def test_a_whole_block_of_xcits_from_its_weights() -> None:
+    """LayerScale on all three branches: the host's two, and γ₃ here."""
+    norm, grid = partial(nn.LayerNorm, eps=1e-6), Grid(4, 6)
+    theirs = XCABlock(16, 2, qkv_bias=True, eta=0.5, norm_layer=norm).eval()
+    for value in (*theirs.parameters(), theirs.local_mp.bn.running_mean):
+        value.data.add_(0.3 * torch.randn_like(value))
+    attn = create("xca:lpi,gamma=1", 16, 2, grid=grid)
+    ours = Block(attn, norm(16), norm(16), theirs.mlp, ls1=LayerScale(16), ls2=LayerScale(16))
+    names = {"norm3.": "attn.lpi.norm.", "local_mp.": "attn.lpi.", "gamma3": "attn.lpi.gamma3"}
+    names |= {"gamma1": "ls1.gamma", "gamma2": "ls2.gamma"}
+    weights = theirs.state_dict()
+    for old, new in names.items():
+        weights = {name.replace(old, new) if name.startswith(old) else name: value for name, value in weights.items()}
+    ours.load_state_dict(weights)
+    x = torch.randn(2, 24, 16)
+    torch.testing.assert_close(ours.eval()(x, Context(grid))[0], theirs(x, 4, 6), atol=1e-5, rtol=1e-5)
+
+
+def test_gamma_scales_the_local_patch_interaction_and_only_that() -> None:
+    grid, x = Grid(4, 4, 1), torch.randn(1, 17, 16)
+    plain, scaled = create("xca:lpi", 16, 2, grid=grid).eval(), create("xca:lpi,gamma=0.25", 16, 2, grid=grid).eval()
+    assert set(scaled.state_dict()) - set(plain.state_dict()) == {"lpi.gamma3"}
+    scaled.load_state_dict(plain.state_dict(), strict=False)
+    change = plain.refine(x, Context(grid)) - x
+    torch.testing.assert_close(scaled.refine(x, Context(grid)) - x, 0.25 * change, atol=1e-6, rtol=1e-5)
+    with pytest.raises(UserError, match=r"gamma=1\.0 needs lpi"):
+        create("xca:gamma=1", 16, 2, grid=grid)
+
+
+@pytest.mark.parametrize(("spec", "dropped"), [("xca:lpi,gamma=1", True), ("xca:lpi", False)])
+def test_xcits_form_drops_its_branch_as_often_as_the_blocks_others(spec: str, dropped: bool) -> None:
+    sizes = {"img_size": 32, "patch_size": 8, "num_heads": 2, "num_classes": 0, "drop_path_rate": 0.5}
+    column = Columnar(**sizes, embed_dim=16, depth=3, attention=spec)
+    row = Pyramid(**{**sizes, "num_heads": (2,)}, embed_dims=(16,), depths=(3,), attention=spec)
+    for model in (column, row):
+        rates = [m.drop_prob for block in model.blocks for m in block.attn.modules() if isinstance(m, DropPath)]
+        assert rates == ([0.0, 0.25, 0.5] if dropped else [])
+    lpi, grid = row.blocks[2].attn.lpi.train(), Grid(4, 4)
+    out = lpi(torch.randn(200, 16, 16), grid)
+    share = (out == 0).all(dim=(1, 2)).float().mean() if dropped else 0
+    assert (0.3 < share < 0.7) == dropped
+
+
+@pytest.mark.parametrize("spec", ["xca", "xca:plain", "xca:lpi,gamma=1"])
+def test_double_precision_is_kept(spec: str) -> None:
+    grid, merged = Grid(2, 3, 1), Grid(2, 3, 1, cells=torch.tensor([[0, 1]]), sizes=torch.tensor([[3, 1]]))
+    module = build(spec, grid, dim=8).double()
+    for where in [grid] if module.options.lpi else [grid, merged]:
+        x = torch.randn(2 if where is grid else 1, where.tokens, 8, dtype=torch.float64, requires_grad=True)
+        torch.autograd.gradcheck(lambda x, where=where: module(x, Context(where))[0], x)
+    if module.options.lpi:
+        torch.autograd.gradcheck(lambda x: module.refine(x, Context(grid)), x)
+    assert module.map(x, Context(where)).dtype == torch.float64
 
 
 def test_the_map_shows_each_tokens_share_in_the_covariance() -> None:

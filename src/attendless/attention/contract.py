@@ -88,6 +88,9 @@ class Attention(nn.Module):
     def setup(self, factory: dict[str, Any]) -> None:
         """Make weights of the mechanism's own; `factory` holds device and dtype."""
 
+    def init_weights(self) -> None:
+        """Start as its authors do, for training from scratch; `setup` leaves what disturbs a pretrained model least."""
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         """q, k [B, H, N, D] and v [B, H, N, any] → out [B, H, N, any], and the context for the next layer."""
         raise NotImplementedError(f"{type(self).__name__} does not define attend")

@@ -9,7 +9,10 @@
 
 Both project keys and values after the reduction, with the rows of `qkv` that full attention would use; `ratio=1`
 without a pool reduces nothing and is full attention. PVT uses ratio 8, 4, 2, 1 in its four stages; Twins' global layers
-are this too, between layers of `window:bias=false`. The convolution starts as the mean of its patches.
+are this too, between layers of `window:bias=false`.
+
+Into a pretrained model the convolution comes as the mean of its patches. In a model built to be trained from scratch it
+starts as PyTorch draws it, which is how PVT has it; hosts in the style of PVT v2 and Twins then draw it with their own.
 
 As in PVT, patches beyond the last whole block are not seen as keys; a side shorter than the ratio is padded with zeros
 to one block. Prefix tokens are keys of their own, unreduced.
@@ -57,6 +60,10 @@ class Reduced(Attention):
             with torch.no_grad():
                 self.sr.weight.copy_(torch.eye(self.dim)[:, :, None, None] / block**2)
                 self.sr.bias.zero_()  # type: ignore[union-attr]
+
+    def init_weights(self) -> None:
+        if hasattr(self, "sr"):
+            self.sr.reset_parameters()
 
     def keys(self, grid: Grid) -> int:
         """How many keys there are: prefix tokens, and one for every block of patches."""

@@ -4,17 +4,22 @@
 
 A patch at (y, x) belongs to window (⌊(y - shift) / size⌋, ⌊(x - shift) / size⌋): Swin alternates `window` with
 `window:shift=3` from layer to layer. b is Swin's learned relative position bias, one table per head; it starts at zero,
-so that a model gets it without being changed. `window:bias=false`, in every layer, is what the code of the fair
+so that a pretrained model gets it without being changed, and in a model built to be trained from scratch as Swin's
+does, normal with deviation 0.02, cut off at 2. `window:bias=false`, in every layer, is what the code of the fair
 comparison runs: its numbers for "Swin" (28.27 M, 4.528 G at patch 4, window 7; window 8 at patch 7) belong to plain
 windows that never shift, Swin's own numbers to the alternation with bias.
 
 Prefix tokens are global: they look at all tokens, and every patch looks at them (without a bias).
 
-Any grid: a side that is not a multiple of `size` is padded, and padding is never looked at; a side no longer than the
-window is one window, unshifted (Swin's rule; the middle of the bias table serves it). Windows are cut by reshaping, so
-cost is linear in the tokens. Shifted windows are Swin's: the grid is rolled, and where a window then holds patches from
-two ends of the grid, a mask keeps them apart. (Where a grid needs padding timm's Swin differs: its patches also look at
-the padding and, shifted, across the edge. On multiples of the window both are the same.)
+Any grid: a side that is not a multiple of `size` is padded, and padding is never looked at. A side no longer than the
+window is one window, unshifted, while the other is cut and shifted as ever; the middle of the bias table serves it.
+This is timm's rule, by which Swin's weights run there. (Swin's own code looks at both sides at once: if the shorter is
+no longer than the window, windows are squares of that length, and unshifted. On square grids the rules are the same.)
+
+Windows are cut by reshaping, so cost is linear in the tokens. Shifted windows are Swin's: the grid is rolled, and where
+a window then holds patches from two ends of the grid, a mask keeps them apart. (Where a grid needs padding timm's Swin
+differs: its patches also look at the padding and, shifted, across the edge. On multiples of the window both are the
+same.)
 
 Shapes: B batch · H heads · D head width · P prefix tokens · W windows · T patches of a window.
 """
@@ -175,6 +180,10 @@ class Window(Attention):
         if self.options.bias:
             offsets = (2 * self.options.size - 1) ** 2
             self.relative_position_bias_table = nn.Parameter(torch.zeros(offsets, self.num_heads, **factory))
+
+    def init_weights(self) -> None:
+        if self.options.bias:
+            nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
 
     def sides(self, grid: Grid) -> tuple[Side, Side]:
         size, shift = self.options.size, self.options.shift

@@ -12,7 +12,9 @@ to `xca:plain`, XCiT's own numbers to `xca`.
 
 `lpi` adds XCiT's local patch interaction, x + conv(BN(GELU(conv(LN x)))) with depthwise 3 × 3 convolutions, after the
 attention and its residual (the poster of the comparison says before; its code, like XCiT, runs it after). Prefix
-tokens have no neighbours and pass it by unchanged.
+tokens have no neighbours and pass it by unchanged. `lpi` alone is the comparison's form, x + conv(…). XCiT scales that
+branch by learned weights γ₃, one per channel, as LayerScale does the block's others, and drops it at random in training
+as often as them: `xca:lpi,gamma=1` starts γ₃ at 1, as XCiT's models of 12 layers do, `gamma=1e-5` as those of 24.
 
 A token that stands for s tokens counts s times in the covariance. Shapes: B batch · H heads · N tokens · D head width.
 """
@@ -23,10 +25,12 @@ import dataclasses
 from typing import Any
 
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import options
+from ..errors import UserError
 from .contract import Attention
 from .registry import register
 from .values import Context, Grid
@@ -43,34 +47,50 @@ def plain_channel_map(q: Tensor, k: Tensor, tokens: Tensor | int) -> Tensor:
     """q, k [B, H, N, D], tokens they stand for (a number, or [B, 1, 1, 1]) → softmax(qᵀ k / √tokens) [B, H, D, D]."""
     # Without norms the sum over tokens has no bound that half precision could hold.
     with torch.autocast(q.device.type, enabled=False):
-        return torch.softmax(q.float().transpose(-2, -1) @ k.float() * tokens**-0.5, dim=-1)
+        return torch.softmax(wide(q).transpose(-2, -1) @ wide(k) * tokens**-0.5, dim=-1)
 
 
 def unit(x: Tensor) -> Tensor:
-    """x [B, H, N, D] with every channel divided by its norm over the tokens; the norm is summed in fp32."""
-    return (x.float() / torch.linalg.vector_norm(x.float(), dim=-2, keepdim=True).clamp_min(1e-12)).to(x.dtype)
+    """x [B, H, N, D] with every channel divided by its norm over the tokens; the norm is summed in fp32 or wider."""
+    return (wide(x) / torch.linalg.vector_norm(wide(x), dim=-2, keepdim=True).clamp_min(1e-12)).to(x.dtype)
+
+
+def wide(x: Tensor) -> Tensor:
+    """x in fp32, or in fp64 if it is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class LocalPatchInteraction(nn.Module):
-    """conv(BN(GELU(conv(LN x)))), depthwise 3 × 3, on the patches [B, height·width, C]; XCiT's names inside."""
+    """conv(BN(GELU(conv(LN x)))), depthwise 3 × 3, on the patches [B, height·width, C]; XCiT's names inside.
 
-    def __init__(self, dim: int, device: Any = None, dtype: Any = None) -> None:
+    With `gamma` the result is scaled by γ₃, which starts there, and dropped at the rate of `drop_path3`.
+    """
+
+    def __init__(self, dim: int, gamma: float = 0.0, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         factory = {"device": device, "dtype": dtype}
         self.norm = nn.LayerNorm(dim, eps=1e-6, **factory)
         self.conv1 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **factory)
         self.bn = nn.BatchNorm2d(dim, **factory)
         self.conv2 = nn.Conv2d(dim, dim, 3, padding=1, groups=dim, **factory)
+        self.gamma3 = nn.Parameter(gamma * torch.ones(dim, **factory)) if gamma else None
+        self.drop_path3 = DropPath(0.0) if gamma else nn.Identity()
 
     def forward(self, x: Tensor, grid: Grid) -> Tensor:
         image = self.norm(x).transpose(1, 2).unflatten(2, (grid.height, grid.width))
-        return self.conv2(self.bn(F.gelu(self.conv1(image)))).flatten(2).transpose(1, 2)
+        out = self.conv2(self.bn(F.gelu(self.conv1(image)))).flatten(2).transpose(1, 2)
+        return out if self.gamma3 is None else self.drop_path3(self.gamma3 * out)
 
 
 @dataclasses.dataclass(frozen=True)
 class XCAOptions(options.Options):
     plain: bool = options.option(False, "no L2 norm and no temperature: the form the fair comparison measured")
     lpi: bool = options.option(False, "XCiT's local patch interaction after the attention")
+    gamma: float = options.option(0.0, "learned scale of that branch, and where it starts; 0: none", low=0)
+
+    def __post_init__(self) -> None:
+        if self.gamma and not self.lpi:
+            raise UserError(f"gamma={self.gamma} needs lpi: it scales the local patch interaction")
 
 
 @register
@@ -78,13 +98,13 @@ class XCA(Attention):
     name = "xca"
     Options = XCAOptions
     undecayed = frozenset({"temperature"})
-    examples = ("xca", "xca:plain", "xca:lpi")
+    examples = ("xca", "xca:plain", "xca:lpi", "xca:lpi,gamma=1")
 
     def setup(self, factory: dict[str, Any]) -> None:
         if not self.options.plain:
             self.temperature = nn.Parameter(torch.ones(self.num_heads, 1, 1, **factory))
         if self.options.lpi:
-            self.lpi = LocalPatchInteraction(self.dim, **factory)
+            self.lpi = LocalPatchInteraction(self.dim, self.options.gamma, **factory)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         q, k, tokens = self._weighted(q, k, context.grid)
@@ -107,14 +127,14 @@ class XCA(Attention):
         q, k, _ = self.project(x)
         q, k, _ = self._weighted(q, k, context.grid)
         q, k = (q, k) if self.options.plain else (unit(q), unit(k))
-        share = q.float().norm(dim=-1) * k.float().norm(dim=-1)
+        share = wide(q).norm(dim=-1) * wide(k).norm(dim=-1)
         share = share / share.sum(-1, keepdim=True).clamp_min(1e-12)
         rows = 1 if isinstance(query, int) else len(range(*query.indices(x.shape[1])))
         return share.to(x.dtype)[:, :, None].expand(-1, -1, rows, -1)
 
     def _weighted(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor | int]:
         """q and k with a token that stands for s counted s times, and how many tokens they all stand for."""
-        bias = grid.key_bias(torch.float32)
+        bias = grid.key_bias(torch.promote_types(q.dtype, torch.float32))
         if bias is None:
             return q, k, grid.tokens
         root = (bias / 2).exp()[:, None, :, None].to(q.dtype)

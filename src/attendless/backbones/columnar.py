@@ -17,17 +17,23 @@ from ..sparse.full import macs as full_macs
 from .block import rebuild_block, run_block
 from .cost import Layer, parameters, weight_macs
 from .host import Host, Place, check_order
+from .start import share_drop_path, start_attentions
 
 #: The mixin stands on timm's attributes, which a type checker cannot see from here.
 _Base: Any = object
 
 
 class ColumnarHost(Host, _Base):
-    """What is added to timm's class. `attention` is one spec for every layer, or one per layer."""
+    """What is added to timm's class. `attention` is one spec for every layer, or one per layer.
+
+    `scratch=False` is for weights that were trained under another attention: see `Pyramid`.
+    """
 
     blocks: Any
 
-    def __init__(self, *args: Any, attention: str | Sequence[Spec] = "full", **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, attention: str | Sequence[Spec] = "full", scratch: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         if not isinstance(self.patch_drop, nn.Identity):
             raise UserError("patch dropout is not supported: it hides which patches remain. Use patch_drop_rate=0")
@@ -38,6 +44,9 @@ class ColumnarHost(Host, _Base):
         grid = self.grid()
         self.blocks = nn.Sequential(*(rebuild_block(b, s, grid) for b, s in zip(self.blocks, specs, strict=True)))
         self.check_order()
+        share_drop_path(self.blocks)
+        if scratch and kwargs.get("weight_init") != "skip":
+            start_attentions(self.blocks)
 
     def check_order(self) -> None:
         """Raise unless every attention and reducer finds what it reads."""

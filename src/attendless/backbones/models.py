@@ -38,7 +38,7 @@ class Model:
             pretrained_filter_fn=self.adapt,
             # As timm's: every stage of a pyramid, the last three blocks of a column.
             feature_cfg={"out_indices": len(arguments.get("depths", (1, 1, 1))), "feature_cls": "getter"},
-            **arguments,
+            **{"scratch": not pretrained, **arguments},
         )
 
     def adapt(self, state: dict[str, Any], model: Any) -> dict[str, Any]:

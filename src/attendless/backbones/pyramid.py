@@ -20,6 +20,7 @@ from .block import Block
 from .cost import Layer, parameters, weight_macs
 from .host import Host, Place, check_order
 from .stage import Stage, Style
+from .start import share_drop_path, start_attentions, start_convolutions
 from .stem import Merge, shrink, to_map
 
 
@@ -27,7 +28,9 @@ class Pyramid(Host, nn.Module):
     """`attention` is one spec for all stages, one per stage (`window/window/full/full`), or one per layer.
 
     `style` are the fields of `Style`. Images of any size are taken; weights that are tied to a grid, such as learned
-    positions, are resampled on the fly, or once and for all by `set_input_size`.
+    positions, are resampled on the fly, or once and for all by `set_input_size`. Weights start as the style's and the
+    attentions' authors start them; with `scratch=False` attentions start so as to disturb weights that are loaded, and
+    were trained under another, as little as they can.
     """
 
     stages: Any
@@ -47,6 +50,7 @@ class Pyramid(Host, nn.Module):
         mlp_ratios: float | Sequence[float] = 4.0,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
+        scratch: bool = True,
         **style: Any,
     ) -> None:
         super().__init__()
@@ -55,7 +59,7 @@ class Pyramid(Host, nn.Module):
                 f"depths={tuple(depths)}, embed_dims={tuple(embed_dims)} and num_heads={tuple(num_heads)} must "
                 "name the same stages, of one layer or more"
             )
-        look = Style(**style)
+        self.style = look = Style(**style)
         specs = expand_stages(attention, depths) if isinstance(attention, str) else attention
         if [len(stage) for stage in specs] != list(depths):
             raise UserError(
@@ -94,10 +98,12 @@ class Pyramid(Host, nn.Module):
         self.norm = nn.Identity() if look.stage_norms else look.norm(self.num_features)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
-        self.init_weights()
+        share_drop_path(self.blocks)
+        self.init_weights(scratch)
 
-    def init_weights(self) -> None:
-        """Linear layers start as timm's do; convolutions and what mechanisms add keep their own start."""
+    def init_weights(self, scratch: bool = True) -> None:
+        """Linear layers from N(0, 0.02²), cut off at 2, their biases at zero, as all these families have it; from
+        `scratch` also what attentions add, as their authors do, and convolutions where the style's do."""
         shared = [layer for b in self.blocks for layer in (b.attn.qkv, b.attn.proj, b.mlp.fc1, b.mlp.fc2)]
         merging = [m.reduction for m in self.modules() if isinstance(m, Merge)]
         for layer in (*shared, *merging, self.head):
@@ -105,6 +111,10 @@ class Pyramid(Host, nn.Module):
                 trunc_normal_(layer.weight, std=0.02)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
+        if scratch:
+            start_attentions(self.blocks)
+            if self.style.draws_convolutions:
+                start_convolutions(self)
 
     # What it is made of ------------------------------------------------------------------------------------------
 

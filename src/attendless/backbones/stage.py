@@ -51,6 +51,12 @@ class Style:
         if self.class_token and self.positions != "learned":
             raise UserError(f"a class token needs learned positions, got positions={self.positions!r}")
 
+    @property
+    def draws_convolutions(self) -> bool:
+        """Whether its authors draw convolutions themselves, as PVT v2 and Twins do; PVT, Swin and the fair comparison
+        leave them as PyTorch draws them."""
+        return self.embedding == "overlap" or self.positions == "conv"
+
     def embed(self, in_chans: int, dim: int, stride: int) -> ConvEmbed:
         return ConvEmbed(in_chans, dim, stride, overlap=self.embedding == "overlap", eps=self.embed_eps)
 
