@@ -17,7 +17,7 @@ from ..sparse.full import macs as full_macs
 from .block import rebuild_block, run_block
 from .cost import Layer, parameters, weight_macs
 from .host import Host, Place, check_order
-from .start import share_drop_path, start_attentions
+from .weights import start_attentions
 
 #: The mixin stands on timm's attributes, which a type checker cannot see from here.
 _Base: Any = object
@@ -44,9 +44,7 @@ class ColumnarHost(Host, _Base):
         grid = self.grid()
         self.blocks = nn.Sequential(*(rebuild_block(b, s, grid) for b, s in zip(self.blocks, specs, strict=True)))
         self.check_order()
-        share_drop_path(self.blocks)
-        if scratch and kwargs.get("weight_init") != "skip":
-            start_attentions(self.blocks)
+        start_attentions(self.blocks, scratch=scratch and kwargs.get("weight_init") != "skip")
 
     def check_order(self) -> None:
         """Raise unless every attention and reducer finds what it reads."""

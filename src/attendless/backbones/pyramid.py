@@ -20,8 +20,8 @@ from .block import Block
 from .cost import Layer, parameters, weight_macs
 from .host import Host, Place, check_order
 from .stage import Stage, Style
-from .start import share_drop_path, start_attentions, start_convolutions
 from .stem import Merge, shrink, to_map
+from .weights import start_attentions, start_convolutions
 
 
 class Pyramid(Host, nn.Module):
@@ -98,7 +98,6 @@ class Pyramid(Host, nn.Module):
         self.norm = nn.Identity() if look.stage_norms else look.norm(self.num_features)
         self.head_drop = nn.Dropout(drop_rate)
         self.head = nn.Linear(self.num_features, num_classes) if num_classes > 0 else nn.Identity()
-        share_drop_path(self.blocks)
         self.init_weights(scratch)
 
     def init_weights(self, scratch: bool = True) -> None:
@@ -111,10 +110,9 @@ class Pyramid(Host, nn.Module):
                 trunc_normal_(layer.weight, std=0.02)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
-        if scratch:
-            start_attentions(self.blocks)
-            if self.style.draws_convolutions:
-                start_convolutions(self)
+        start_attentions(self.blocks, scratch=scratch)
+        if scratch and self.style.draws_convolutions:
+            start_convolutions(self)
 
     # What it is made of ------------------------------------------------------------------------------------------
 

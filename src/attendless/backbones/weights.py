@@ -1,16 +1,45 @@
-"""Weights of timm's and of the authors' own pyramids, under our names."""
+"""Weights: where they start, and those of timm's and of the authors' own pyramids, under our names."""
 
 from __future__ import annotations
 
 import logging
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 
 _logger = logging.getLogger(__name__)
+
+
+def start_attentions(blocks: Iterable[Any], *, scratch: bool) -> None:
+    """Fit every block's attention to its block, and from `scratch` start its own weights as its authors do.
+
+    Branches of an attention's own, such as XCiT's local patch interaction, are dropped as often as the block's others.
+    """
+    for block in blocks:
+        for branch in block.attn.modules():
+            if isinstance(branch, DropPath):
+                branch.drop_prob = getattr(block.drop_path1, "drop_prob", 0.0)
+        if scratch:
+            block.attn.init_weights()
+
+
+def start_convolutions(model: nn.Module) -> None:
+    """Every convolution from N(0, 2 / fan out), its bias at zero, as PVT v2 and Twins do (and timm's of them).
+
+    The fan out of a convolution in groups is that of one group: k² · outputs / groups.
+    """
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            fan_out = math.prod(layer.kernel_size) * layer.out_channels // layer.groups
+            nn.init.normal_(layer.weight, std=math.sqrt(2 / fan_out))
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
 
 #: Pattern in a foreign key → our text for it. A key goes through all of them in order.
 _RENAMES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
