@@ -1,10 +1,10 @@
 // One softmax over a list of keys, for any number of queries that share the list.
 #pragma once
 
-#include "few.hpp"
+#include "few_queries.hpp"
 #include "group.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 // The way for each size of group.
 template <int W>
@@ -12,21 +12,28 @@ struct Attend {
   using Full = Group<Tile<W, kGroup / W>>;
   using Half = Group<Tile<(W < 8 ? W : 8), 8 / (W < 8 ? W : 8)>>;
 
-  static void forward(const Rows& rows, const int32_t* list, int count, const Queries& queries, float scale,
-                      float* scratch) {
+  // Floats of scratch, for a list of any length: fewer queries take less.
+  static int64_t scratch(int width, int value_width) {
+    return counted([&](Cursor& memory) { typename Full::Memory(memory, width, value_width); });
+  }
+
+  static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
+                      Cursor scratch) {
     if (queries.count > 8) return Full::forward(rows, list, count, queries, scale, scratch);
     for (int i = 0; i < queries.count; i += 4) {
       const Queries four = queries.some(i, 4);
-      const auto few = four.count == 1 ? Few<W, 1>::forward : four.count == 2 ? Few<W, 2>::forward : Few<W, 4>::forward;
+      const auto few = four.count == 1   ? FewQueries<W, 1>::forward
+                       : four.count == 2 ? FewQueries<W, 2>::forward
+                                         : FewQueries<W, 4>::forward;
       few(rows, list, count, four, scale, scratch);
     }
   }
 
-  static void backward(const Rows& rows, const Rows& grads, const int32_t* list, int count, const Queries& queries,
-                       float scale, float* scratch) {
+  static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count, const Queries& queries,
+                       float scale, bool repeats, Cursor scratch) {
     const auto backward = queries.count > 8 ? Full::backward : Half::backward;
-    backward(rows, grads, list, count, queries, scale, scratch);
+    backward(rows, grads, list, count, queries, scale, repeats, scratch);
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

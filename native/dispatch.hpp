@@ -1,4 +1,4 @@
-// Which unit runs: the best this machine has, or the one a test asks for.
+// Which instruction set's kernels run: the best this machine has, or those a test asks for.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace attendless {
 
-const Kernels& kernels();                 // the unit in use
-std::vector<std::string> paths();         // units this machine can run, best first
-void use_path(const std::string& name);   // throws std::invalid_argument if there is no such path here
+const Kernels& kernels();               // those in use
+std::vector<std::string> isas();        // instruction sets this machine can run, best first
+void use_isa(const std::string& name);  // throws std::invalid_argument if there is no such thing here
 
 }  // namespace attendless

@@ -1,14 +1,14 @@
 // Foveal attention of one head: pool keys and values by cells, let each tile of queries choose its cells, list the
 // rows it sees, attend.
 //
-// Rows of the table: prefix tokens, patches cell by cell (so that a cell is contiguous), the mean of each cell, the mean
+// KvTable of the table: prefix tokens, patches cell by cell (so that a cell is contiguous), the mean of each cell, the mean
 // of each coarse cell. A mean's bias is the log of the tokens it stands for.
 #pragma once
 
 #include "head.hpp"
 #include "select.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 template <int W>
 struct FovealHead {
@@ -20,24 +20,35 @@ struct FovealHead {
   const Head head;
   const Image& image;
   const int tokens, prefix, cells, tiles, parents;
-  Rows rows;
+  KvTable rows;
   float* k_meanT;  // of the cells in groups, channels first
 
   static int64_t table_rows(const Foveal& f) {
     return f.problem.tokens + f.image->cells.count + f.parents.count + 16;  // 16: biases are read in whole vectors
   }
-  static int64_t table_floats(const Foveal& f) {
-    const Problem& p = f.problem;
-    return table_rows(f) * (padded(p.q.width) + padded(p.v.width) + 1) + 48 +
-           int64_t(padded(f.image->cells.count)) * p.q.width + 16;
-  }
-  static int64_t thread_floats(const Foveal& f) {
-    const int64_t cells = padded(f.image->cells.count) + 16, parents = padded(f.parents.count) + 16;
-    const int64_t chosen = padded(int64_t(kTiles) * f.budget);
-    const int64_t choosing = (kTiles + 1) * cells + kTiles * padded(f.problem.q.width);
-    const int64_t listing = padded(table_rows(f)) + cells + 2 * parents;
-    return chosen + choosing + listing + group_scratch(f.problem.q.width, f.problem.v.width);
-  }
+
+  // Prefix queries, which see every token, a few at a time; then the tiles, as many at a time as choose together.
+  static constexpr int kPrefix = 4, kTiles = T::kBlock;
+
+  struct Local {
+    int32_t* list;  // of the rows a tile sees
+    Cursor attend;
+    int32_t *sharp, *touched, *opened;  // cells chosen, as flags; coarse cells with one of them, as flags and as a list
+    int32_t *chosen, *index;            // cells of kTiles tiles; of one, with room for eight more
+    float *score, *mean[kTiles];        // of the cells and of the queries, for each of kTiles tiles
+
+    Local(const Foveal& f, Cursor& memory)
+        : list(memory.ints(table_rows(f))),
+          attend(memory.part(Attend<W>::scratch(f.problem.q.width, f.problem.v.width))),
+          sharp(memory.ints(f.image->cells.count)),
+          touched(memory.ints(f.parents.count)),
+          opened(memory.ints(f.parents.count + 1)),
+          chosen(memory.ints(int64_t(kTiles) * f.budget)),
+          index(memory.ints(f.budget + 8)),
+          score(memory.floats(int64_t(kTiles) * padded(f.image->cells.count))) {
+      for (int i = 0; i < kTiles; ++i) mean[i] = memory.floats(f.problem.q.width);
+    }
+  };
 
   FovealHead(const Foveal& f, int image_index, int head_index, Cursor& memory)
       : foveal(f),
@@ -48,39 +59,37 @@ struct FovealHead {
         cells(image.cells.count),
         tiles(image.tiles.count),
         parents(f.parents.count),
-        rows(memory.rows(table_rows(f), f.problem)),
+        rows(memory, table_rows(f), f.problem.q.width, f.problem.v.width),
         k_meanT(memory.floats(int64_t(padded(cells)) * rows.width)) {}
 
-  void prepare(Cursor) const {
+  void prepare() const {
     pack();
     if (foveal.select) transpose_means();
   }
 
-  // Prefix queries, which see every token, a few at a time; then the tiles, as many at a time as choose together.
-  static constexpr int kPrefix = 4, kTiles = T::kBlock;
   int prefix_pieces() const { return foveal.attend ? (prefix + kPrefix - 1) / kPrefix : 0; }
   int pieces() const { return prefix_pieces() + (tiles + kTiles - 1) / kTiles; }
 
-  void forward(int piece, Cursor memory) const {
-    const auto attend = [this](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
-      attend_all<W>(head, rows, list, keys, token, count, scratch);
+  void forward(int piece, const Local& local) const {
+    const auto attend = [&](int keys, const int32_t* token, int count) {
+      attend_all<W>(head, rows, local.list, keys, token, count, local.attend);
     };
-    if (piece < prefix_pieces()) return visit_prefix(piece * kPrefix, memory, attend);
+    if (piece < prefix_pieces()) return visit_prefix(piece * kPrefix, local, attend);
     const int first = (piece - prefix_pieces()) * kTiles, last = least(first + kTiles, tiles);
-    int32_t* const chosen = foveal.chosen ? chosen_cells(first) : memory.ints(int64_t(kTiles) * foveal.budget);
-    if (foveal.select) choose(first, chosen, memory);
+    int32_t* const chosen = foveal.chosen ? chosen_cells(first) : local.chosen;
+    if (foveal.select) choose(first, chosen, local);
     for (int tile = first; tile < last && foveal.attend; ++tile) {
-      visit(tile, chosen + int64_t(tile - first) * foveal.budget, memory, attend);
+      visit(tile, chosen + int64_t(tile - first) * foveal.budget, local, attend);
     }
   }
 
-  void backward(const Rows& grads, Cursor memory) const {
-    const auto attend = [&](const int32_t* list, int keys, const int32_t* token, int count, float* scratch) {
-      attend_all_backward<W>(head, rows, grads, list, keys, token, count, scratch);
+  void backward(const KvTable& grads, const Local& local) const {
+    const auto attend = [&](int keys, const int32_t* token, int count) {
+      attend_all_backward<W>(head, rows, grads, local.list, keys, token, count, local.attend);
     };
     pack();
-    for (int first = 0; first < prefix; first += kPrefix) visit_prefix(first, memory, attend);
-    for (int tile = 0; tile < tiles; ++tile) visit(tile, chosen_cells(tile), memory, attend);
+    for (int first = 0; first < prefix; first += kPrefix) visit_prefix(first, local, attend);
+    for (int tile = 0; tile < tiles; ++tile) visit(tile, chosen_cells(tile), local, attend);
     unpool(grads);
   }
 
@@ -141,24 +150,18 @@ struct FovealHead {
   }
 
   // The cells of kTiles tiles: lanes are cells here, so that each tile's scores come out as a row.
-  void choose(int first, int32_t* chosen, Cursor memory) const {
+  void choose(int first, int32_t* chosen, const Local& local) const {
     const int length = padded(cells);
-    float* const score = memory.floats(int64_t(kTiles) * length);
-    int32_t* const index = memory.ints(foveal.budget + 8);
-    const float* row[kTiles];
-    for (int i = 0; i < kTiles; ++i) {
-      float* const mean = memory.floats(rows.width);
-      average_queries(least(first + i, tiles - 1), mean);
-      row[i] = mean;
-    }
+    float* const score = local.score;
+    for (int i = 0; i < kTiles; ++i) average_queries(least(first + i, tiles - 1), local.mean[i]);
     for (int cell = 0; cell < cells; cell += kGroup) {
-      T::dot(row, nullptr, k_meanT + int64_t(cell) * rows.width, rows.width, score + cell, length);
+      T::dot(local.mean, nullptr, k_meanT + int64_t(cell) * rows.width, rows.width, score + cell, length);
     }
     for (int i = 0; i < kTiles && first + i < tiles; ++i) {
       const int32_t* const own = foveal.own.member + foveal.own.start[first + i];
       const int owned = foveal.own.start[first + i + 1] - foveal.own.start[first + i];
       Select<W>::largest(score + int64_t(i) * length, rows.bias + tokens, cells, own, owned, foveal.budget,
-                         index, chosen + int64_t(i) * foveal.budget);
+                         local.index, chosen + int64_t(i) * foveal.budget);
     }
   }
 
@@ -167,7 +170,9 @@ struct FovealHead {
   INLINE bool seen(int row) const { return rows.bias[row] != -kInfinity; }
 
   // The rows a tile sees.
-  int list_rows(const int32_t* chosen, int32_t* list, Cursor memory) const {
+  int list_rows(const int32_t* chosen, const Local& local) const {
+    int32_t *const list = local.list, *const sharp = local.sharp;
+    int32_t *const touched = local.touched, *const opened = local.opened;
     int n = 0;
     for (int i = 0; i < prefix; ++i) list[n++] = i;
     for (int m = 0; m < foveal.budget; ++m) {
@@ -186,9 +191,6 @@ struct FovealHead {
       }
       return n;
     }
-    int32_t* const sharp = memory.ints(cells);  // flags
-    int32_t* const touched = memory.ints(parents);
-    int32_t* const opened = memory.ints(parents + 1);
     std::memset(sharp, 0, sizeof(int32_t) * cells);
     std::memset(touched, 0, sizeof(int32_t) * parents);
     for (int m = 0; m < foveal.budget; ++m) {
@@ -215,26 +217,22 @@ struct FovealHead {
   }
 
   template <class Visit>
-  INLINE void visit_prefix(int first, Cursor memory, Visit attend) const {
-    int32_t* const list = memory.ints(tokens);
-    float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
-    for (int i = 0; i < tokens; ++i) list[i] = i;
-    attend(list, tokens, list + first, least(kPrefix, prefix - first), scratch);  // tokens and rows: the same numbers
+  INLINE void visit_prefix(int first, const Local& local, Visit attend) const {
+    for (int i = 0; i < tokens; ++i) local.list[i] = i;
+    attend(tokens, local.list + first, least(kPrefix, prefix - first));  // tokens and rows: the same numbers
   }
 
   template <class Visit>
-  INLINE void visit(int tile, const int32_t* chosen, Cursor memory, Visit attend) const {
-    int32_t* const list = memory.ints(table_rows(foveal));
-    float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
+  INLINE void visit(int tile, const int32_t* chosen, const Local& local, Visit attend) const {
     const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
     for (int i = begin; i < end; ++i) prefetch(head.row(foveal.problem.q, image.tiles.member[i]), rows.width);
-    const int keys = list_rows(chosen, list, memory);
-    attend(list, keys, image.tiles.member + begin, end - begin, scratch);
+    const int keys = list_rows(chosen, local);
+    attend(keys, image.tiles.member + begin, end - begin);
   }
 
   // Gradients -------------------------------------------------------------------------------------------------------
 
-  void unpool(const Rows& grads) const {
+  void unpool(const KvTable& grads) const {
     for (int parent = 0; parent < parents; ++parent) {
       for (int i = foveal.parents.start[parent]; i < foveal.parents.start[parent + 1]; ++i) {
         drain(grads, tokens + foveal.parents.member[i], tokens + cells + parent);
@@ -250,7 +248,7 @@ struct FovealHead {
   }
 
   // A mean's gradient goes back to a row it was poured from, by its share in the mean.
-  INLINE void drain(const Rows& grads, int row, int mean) const {
+  INLINE void drain(const KvTable& grads, int row, int mean) const {
     if (!seen(mean)) return;
     const float share = __builtin_exp2f(rows.bias[row] - rows.bias[mean]);
     const int width = padded(rows.width), value_width = padded(rows.value_width);
@@ -262,4 +260,4 @@ struct FovealHead {
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

@@ -4,47 +4,53 @@
 // The scores of one query are all that is kept: scratch grows with the longest list alone.
 #pragma once
 
-#include "listed.hpp"
+#include "own_list.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 template <int W>
 struct GatherHead {
   using Args = Gather;
   using S = Simd<W>;
   using F = typename S::F;
-  using L = Listed<W>;
+  using L = OwnList<W>;
 
   const Gather& gather;
   const Head head;
-  Rows rows;
+  KvTable rows;
 
   static int64_t table_rows(const Gather& g) { return g.problem.tokens; }
-  static int64_t table_floats(const Gather& g) {
-    return table_rows(g) * (padded(g.problem.q.width) + padded(g.problem.v.width) + 1) + 48;
-  }
-  static int64_t thread_floats(const Gather& g) {
-    return 2 * padded(g.problem.q.width) + 2 * padded(g.problem.v.width) + 2 * padded(int64_t(g.longest)) + 96;
-  }
+
+  // One query's: rows as wide as keys and as values, and a number for each entry of its list.
+  struct Local {
+    float *q, *q_grad, *out, *out_grad, *p, *slope;
+    Local(const Gather& g, Cursor& memory)
+        : q(memory.floats(padded(g.problem.q.width))),
+          q_grad(memory.floats(padded(g.problem.q.width))),
+          out(memory.floats(padded(g.problem.v.width))),
+          out_grad(memory.floats(padded(g.problem.v.width))),
+          p(memory.floats(padded(g.longest))),
+          slope(memory.floats(padded(g.longest))) {}
+  };
 
   GatherHead(const Gather& g, int image, int head_index, Cursor& memory)
-      : gather(g), head{g.problem, image, head_index}, rows(memory.rows(table_rows(g), g.problem)) {}
+      : gather(g), head{g.problem, image, head_index}, rows(memory, table_rows(g), g.problem.q.width, g.problem.v.width) {}
 
-  void prepare(Cursor) const {
+  void prepare() const {
     for (int i = 0; i < gather.problem.tokens; ++i) pack_token<W>(head, rows, i, i);
   }
 
   static constexpr int kQueries = 16;  // in a piece of work
   int pieces() const { return (gather.problem.tokens + kQueries - 1) / kQueries; }
 
-  void forward(int piece, Cursor memory) const {
+  void forward(int piece, const Local& local) const {
     const int first = piece * kQueries, last = least(first + kQueries, gather.problem.tokens);
-    for (int query = first; query < last; ++query) attend(query, memory);
+    for (int query = first; query < last; ++query) attend(query, local);
   }
 
-  void backward(const Rows& grads, Cursor memory) const {
-    prepare(memory);
-    for (int query = 0; query < gather.problem.tokens; ++query) attend_backward(grads, query, memory);
+  void backward(const KvTable& grads, const Local& local) const {
+    prepare();
+    for (int query = 0; query < gather.problem.tokens; ++query) attend_backward(grads, query, local);
     for (int i = 0; i < gather.problem.tokens; ++i) unpack_gradient<W>(head, grads, i, i);
   }
 
@@ -65,11 +71,11 @@ struct GatherHead {
     return {found.row, 0};
   }
 
-  void attend(int query, Cursor memory) const {
+  void attend(int query, const Local& local) const {
     const List seen = list(query);
-    float* const q = L::load_row(head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e, memory);
-    float* const p = memory.floats(padded(gather.longest));
-    float* const out = L::zeros(rows.value_width, memory);
+    float *const q = local.q, *const p = local.p, *const out = local.out;
+    L::load_row(q, head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e);
+    L::clear(out, rows.value_width);
     L::scores(rows, head.problem.bias, seen, q, p);
     const auto weighed = L::weigh(p, seen.count);
     L::combine(seen, p, rows.v, padded(rows.value_width), out);
@@ -77,15 +83,15 @@ struct GatherHead {
   }
 
   // p, the weights; slope, how the loss changes with each score; both as one query's list has them.
-  void attend_backward(const Rows& grads, int query, Cursor memory) const {
+  void attend_backward(const KvTable& grads, int query, const Local& local) const {
     const List seen = list(query);
     const int width = padded(rows.width), value_width = padded(rows.value_width);
     const float* const out = head.row(head.problem.out, query);
-    float* const q = L::load_row(head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e, memory);
-    float* const g = L::load_row(head.row(head.problem.out_grad, query), rows.value_width, 1.f, memory);
-    float* const q_grad = L::zeros(rows.width, memory);
-    float* const p = memory.floats(padded(gather.longest));
-    float* const slope = memory.floats(padded(gather.longest));
+    float *const q = local.q, *const g = local.out_grad, *const q_grad = local.q_grad;
+    float *const p = local.p, *const slope = local.slope;
+    L::load_row(q, head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e);
+    L::load_row(g, head.row(head.problem.out_grad, query), rows.value_width, 1.f);
+    L::clear(q_grad, rows.width);
     const float lse = head.problem.lse[head.index(query)] * kLog2e;
     float mean = 0.f;
     for (int c = 0; c < rows.value_width; ++c) mean += g[c] * out[c];
@@ -109,4 +115,4 @@ struct GatherHead {
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

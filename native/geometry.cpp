@@ -1,8 +1,10 @@
 #include "geometry.hpp"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
+#include <mutex>
+#include <tuple>
+
+#include "checks.hpp"
 
 namespace attendless {
 namespace {
@@ -24,13 +26,10 @@ Grouping group(const std::vector<int32_t>& of, int groups, int32_t first) {
 // Which size × size block each patch stands in.
 std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* places, int patches) {
   std::vector<int32_t> block(static_cast<size_t>(patches));
-  const int columns = blocks(layout.width, size), area = layout.height * layout.width;
+  const int columns = blocks(layout.width, size), area = layout.patches();
   for (int i = 0; i < patches; ++i) {
     const int place = places ? places[i] : i;
-    if (place < 0 || place >= area) {
-      throw std::invalid_argument("a patch stands at place " + std::to_string(place) + ", but the grid has " +
-                                  std::to_string(area));
-    }
+    require(place >= 0 && place < area, "a patch stands at place ", place, ", but the grid has ", area);
     block[size_t(i)] = place / layout.width / size * columns + place % layout.width / size;
   }
   return block;
@@ -38,13 +37,30 @@ std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* pla
 
 }  // namespace
 
+Layout::Layout(const std::array<int64_t, 7>& numbers) {
+  for (const int64_t x : numbers) {
+    require(x >= 0 && x <= kLargest, "a layout's numbers must be from 0 to ", kLargest, ", not ", x);
+  }
+  int* const to[] = {&height, &width, &prefix, &cell, &tile, &coarse, &budget};
+  for (size_t i = 0; i < numbers.size(); ++i) *to[i] = int(numbers[i]);
+  require(height >= 1 && width >= 1 && cell >= 1 && tile >= 1 && coarse % cell == 0,
+          "height, width, cell and tile must be at least 1, coarse a multiple of cell or 0");
+  require(int64_t(height) * width <= kLargest, "a grid of ", height, " × ", width, " places is too large");
+  require(budget <= cells(), "a budget of ", budget, " cells is more than the ", cells(), " there are");
+}
+
+int Layout::cells() const { return blocks(height, cell) * blocks(width, cell); }
+int Layout::tiles() const { return blocks(height, tile) * blocks(width, tile); }
+
+bool Layout::operator==(const Layout& other) const {
+  return std::tie(height, width, prefix, cell, tile, coarse, budget) ==
+         std::tie(other.height, other.width, other.prefix, other.cell, other.tile, other.coarse, other.budget);
+}
+
 Geometry::Geometry(const Layout& layout, const int32_t* places, int images, int patches) : layout_(layout) {
   const auto [height, width, prefix, cell, tile, coarse, budget] = layout;
-  if (height < 1 || width < 1 || prefix < 0 || cell < 1 || tile < 1 || coarse < 0 || coarse % cell) {
-    throw std::invalid_argument("height, width, cell and tile must be at least 1, coarse a multiple of cell or 0");
-  }
-  const int cell_columns = blocks(width, cell), cells = blocks(height, cell) * cell_columns;
-  const int tile_columns = blocks(width, tile), tiles = blocks(height, tile) * tile_columns;
+  const int cell_columns = blocks(width, cell), cells = layout.cells();
+  const int tile_columns = blocks(width, tile), tiles = layout.tiles();
   for (int b = 0; b < (places ? images : 1); ++b) {
     const int32_t* const here = places ? places + int64_t(b) * patches : nullptr;
     cells_.push_back(group(block_of(layout, cell, here, patches), cells, prefix));
@@ -71,11 +87,7 @@ Geometry::Geometry(const Layout& layout, const int32_t* places, int images, int 
     }
     own_.start.push_back(int32_t(own_.member.size()));
     const int owned = own_.start[size_t(t) + 1] - own_.start[size_t(t)];
-    if (owned > budget || budget > cells) {
-      throw std::invalid_argument("a budget of " + std::to_string(budget) + " cells does not lie between the " +
-                                  std::to_string(owned) + " a tile covers and the " + std::to_string(cells) +
-                                  " there are");
-    }
+    require(owned <= budget, "a budget of ", budget, " cells is less than the ", owned, " a tile covers");
   }
 }
 
@@ -87,6 +99,32 @@ void Geometry::fill(Foveal& foveal) const {
   foveal.parents = parents_.view();
   foveal.parent = parent_.data();
   foveal.own = own_.view();
+}
+
+std::shared_ptr<const Geometry> geometry_of(const Layout& layout) {
+  struct Kept {
+    Layout layout;
+    std::shared_ptr<const Geometry> geometry;
+  };
+  constexpr size_t kMost = 16;
+  constexpr int kLargestKept = 1 << 16;  // patches: a megabyte or two
+  static std::mutex mutex;
+  static std::vector<Kept> kept;  // the one used last is first
+
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = std::find_if(kept.begin(), kept.end(), [&](const Kept& one) { return one.layout == layout; });
+    if (found != kept.end()) {
+      std::rotate(kept.begin(), found, found + 1);
+      return kept.front().geometry;
+    }
+  }
+  auto made = std::make_shared<const Geometry>(layout, nullptr, 1, layout.patches());
+  if (layout.patches() > kLargestKept) return made;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (kept.size() == kMost) kept.pop_back();
+  kept.insert(kept.begin(), {layout, made});
+  return made;
 }
 
 }  // namespace attendless

@@ -1,7 +1,9 @@
-// Where the tokens of a grid stand: the cells, tiles and coarse cells of foveal attention, as the units read them.
+// Where the tokens of a grid stand: the cells, tiles and coarse cells of foveal attention, as the kernels read them.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels.hpp"
@@ -16,15 +18,19 @@ struct Grouping {
 
 struct Layout {
   int height, width, prefix, cell, tile, coarse, budget;
+
+  // Throws std::invalid_argument for numbers that make no grid.
+  explicit Layout(const std::array<int64_t, 7>& numbers);
+  int patches() const { return height * width; }
+  int cells() const;
+  int tiles() const;
+  bool operator==(const Layout& other) const;
 };
 
 class Geometry {
  public:
   // `places` [images, patches] says where on the grid each patch stands; null: every place is taken, in order.
   Geometry(const Layout& layout, const int32_t* places, int images, int patches);
-
-  int cells() const { return int(parent_.size()); }
-  int tiles() const { return int(own_.start.size()) - 1; }
   void fill(Foveal& foveal) const;
 
  private:
@@ -34,5 +40,8 @@ class Geometry {
   Grouping parents_, own_;
   std::vector<int32_t> parent_;
 };
+
+// Of a full grid. A model's layers share a grid, so the last few are kept.
+std::shared_ptr<const Geometry> geometry_of(const Layout& layout);
 
 }  // namespace attendless

@@ -5,10 +5,10 @@
 // queries and the biases.
 #pragma once
 
-#include "rows.hpp"
+#include "kv_table.hpp"
 #include "tile.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 template <class T>
 struct Group {
@@ -17,11 +17,25 @@ struct Group {
   using Lanes = typename T::Lanes;
   static constexpr int L = T::kLanes;
 
-  static void forward(const Rows& rows, const int32_t* list, int count, const Queries& queries, float scale,
-                      float* scratch) {
-    float* const qT = scratch;
-    float* const outT = qT + L * padded(rows.width);
-    float* const p = outT + L * padded(rows.value_width);
+  // Scratch: a query's channels, values' channels and a chunk's scores, transposed or not; the last four are for the
+  // backward pass.
+  struct Memory {
+    float *keysT, *valuesT, *scores;
+    float *keys, *grads, *values, *slopes;
+    INLINE Memory(Cursor& memory, int width, int value_width)
+        : keysT(memory.floats(L * padded(width))),
+          valuesT(memory.floats(L * padded(value_width))),
+          scores(memory.floats(L * kChunk)),
+          keys(memory.floats(L * padded(width))),
+          grads(memory.floats(L * padded(width))),
+          values(memory.floats(L * padded(value_width))),
+          slopes(memory.floats(L * kChunk)) {}
+  };
+
+  static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
+                      Cursor scratch) {
+    const Memory memory(scratch, rows.width, rows.value_width);
+    float *const qT = memory.keysT, *const outT = memory.valuesT, *const p = memory.scores;
     T::gather(queries.q, queries.count, rows.width, scale * kLog2e, qT);
     std::memset(outT, 0, sizeof(float) * L * rows.value_width);
     Lanes most = Lanes::splat(-kInfinity), base = most, total = Lanes::splat(0.f);
@@ -56,17 +70,15 @@ struct Group {
     T::spread(queries.out, queries.count, rows.value_width, share, outT);
   }
 
-  // Adds to `grads` (the same rows as `rows`) and writes each query's gradient.
-  static void backward(const Rows& rows, const Rows& grads, const int32_t* list, int count, const Queries& queries,
-                       float scale, float* scratch) {
+  // Adds to `grads` (the same rows as `rows`) and writes each query's gradient. `repeats`: the list may name a row more
+  // than once.
+  static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count, const Queries& queries,
+                       float scale, bool repeats, Cursor scratch) {
     const int width = padded(rows.width), value_width = padded(rows.value_width);
-    float* const qT = scratch;
-    float* const q = qT + L * width;
-    float* const q_gradT = q + L * width;
-    float* const gT = q_gradT + L * width;
-    float* const g = gT + L * value_width;
-    float* const p = g + L * value_width;
-    float* const slope = p + L * kChunk;
+    const Memory memory(scratch, rows.width, rows.value_width);
+    float *const qT = memory.keysT, *const q = memory.keys, *const q_gradT = memory.grads;
+    float *const gT = memory.valuesT, *const g = memory.values;
+    float *const p = memory.scores, *const slope = memory.slopes;
     T::gather(queries.q, queries.count, rows.width, scale * kLog2e, qT);
     T::gather(queries.out_grad, queries.count, rows.value_width, 1.f, gT);
     std::memset(q, 0, sizeof(float) * L * width);
@@ -104,8 +116,8 @@ struct Group {
         grads.bias[list[at + r]] += S::sum(sum);
       }
       T::combine(chunk.key, slope, chunk.count, rows.width, q_gradT);
-      T::scatter(grad.value, p, chunk.count, g, queries.count, value_width);
-      T::scatter(grad.key, slope, chunk.count, q, queries.count, width);
+      T::scatter(grad.value, p, chunk.count, repeats, g, queries.count, value_width);
+      T::scatter(grad.key, slope, chunk.count, repeats, q, queries.count, width);
     }
     T::spread(queries.q_grad, queries.count, rows.width, Lanes::splat(scale), q_gradT);
   }
@@ -131,4 +143,4 @@ struct Group {
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

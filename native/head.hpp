@@ -5,7 +5,7 @@
 #include "attend.hpp"
 #include "kernels.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 // The rows of one head in the caller's tensors.
 struct Head {
@@ -98,14 +98,14 @@ INLINE void prefetch_token(const Head& head, int64_t token) {
 }
 
 template <int W>
-INLINE void pack_token(const Head& head, const Rows& rows, int64_t to, int64_t token) {
+INLINE void pack_token(const Head& head, const KvTable& rows, int64_t to, int64_t token) {
   Channels<W>::copy_padded(rows.key(to), head.row(head.problem.k, token), rows.width);
   Channels<W>::copy_padded(rows.value(to), head.row(head.problem.v, token), rows.value_width);
   rows.bias[to] = head.biases() ? head.biases()[token] * kLog2e : 0.f;
 }
 
 template <int W>
-INLINE void unpack_gradient(const Head& head, const Rows& grads, int64_t from, int64_t token) {
+INLINE void unpack_gradient(const Head& head, const KvTable& grads, int64_t from, int64_t token) {
   Channels<W>::copy(head.row(head.problem.k_grad, token), grads.key(from), grads.width);
   Channels<W>::copy(head.row(head.problem.v_grad, token), grads.value(from), grads.value_width);
   if (head.problem.bias_grad) head.problem.bias_grad[head.index(token)] = grads.bias[from];
@@ -113,8 +113,8 @@ INLINE void unpack_gradient(const Head& head, const Rows& grads, int64_t from, i
 
 // Attend from `count` queries, however many, to the rows of one list.
 template <int W>
-void attend_all(const Head& head, const Rows& rows, const int32_t* list, int keys, const int32_t* token, int count,
-                float* scratch) {
+void attend_all(const Head& head, const KvTable& rows, const int32_t* list, int keys, const int32_t* token, int count,
+                Cursor scratch) {
   for (int i = 0; i < count; i += kGroup) {
     const Queries queries = head.queries(token + i, least(kGroup, count - i));
     Attend<W>::forward(rows, list, keys, queries, head.problem.scale, scratch);
@@ -122,29 +122,12 @@ void attend_all(const Head& head, const Rows& rows, const int32_t* list, int key
 }
 
 template <int W>
-void attend_all_backward(const Head& head, const Rows& rows, const Rows& grads, const int32_t* list, int keys,
-                         const int32_t* token, int count, float* scratch) {
+void attend_all_backward(const Head& head, const KvTable& rows, const KvTable& grads, const int32_t* list, int keys,
+                         const int32_t* token, int count, Cursor scratch) {
   for (int i = 0; i < count; i += kGroup) {
     const Queries queries = head.queries(token + i, least(kGroup, count - i));
-    Attend<W>::backward(rows, grads, list, keys, queries, head.problem.scale, scratch);
+    Attend<W>::backward(rows, grads, list, keys, queries, head.problem.scale, head.problem.repeats, scratch);
   }
 }
 
-// A cursor over scratch memory, in whole cache lines.
-struct Cursor {
-  float* at;
-  INLINE float* floats(int64_t count) {
-    float* const here = at;
-    at += (count + 15) / 16 * 16;
-    return here;
-  }
-  INLINE int32_t* ints(int64_t count) { return reinterpret_cast<int32_t*>(floats(count)); }
-  INLINE Rows rows(int64_t count, const Problem& problem) {
-    const int width = problem.q.width, value_width = problem.v.width;
-    float* const k = floats(count * padded(width));
-    float* const v = floats(count * padded(value_width));
-    return {k, v, floats(count), width, value_width};
-  }
-};
-
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

@@ -1,4 +1,4 @@
-// What the units, the dispatcher and the Python module say to each other: plain structs, nothing with code in it.
+// What the instruction sets, the dispatcher and the Python module say to each other: plain structs, nothing with code in it.
 #pragma once
 
 #include <cstddef>
@@ -29,6 +29,7 @@ struct Problem {
   float* lse;         // [batch, heads, tokens]: log Σ exp of each query's scores
   View out_grad, q_grad, k_grad, v_grad;
   float* bias_grad;  // [batch, heads, tokens], or null
+  bool repeats;      // a list that queries share may name a key more than once; the backward pass has to know
 };
 
 // One image's grid: which tokens stand in each cell and in each tile. Prefix tokens are in neither.

@@ -9,12 +9,15 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <initializer_list>
 #include <optional>
-#include <stdexcept>
 #include <string>
 
+#include "checks.hpp"
 #include "dispatch.hpp"
 #include "geometry.hpp"
+#include "parallel.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -30,34 +33,48 @@ using Chosen = nb::ndarray<int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 using Counts = nb::ndarray<int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;      // [B, H, N]
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Indices = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Sizes = std::array<int, 7>;  // height, width, prefix, cell, tile, coarse, budget
+using Numbers = std::array<int64_t, 7>;  // of a Layout
 
-void require(bool truth, const std::string& text) {
-  if (!truth) throw std::invalid_argument(text);
+template <class Array>
+bool is(const Array& array, std::initializer_list<int> shape) {
+  size_t axis = 0;
+  return std::all_of(shape.begin(), shape.end(), [&](int size) { return array.shape(axis++) == size_t(size); });
 }
 
-View view(const Heads& array, const char* name, const Problem& problem, int width = -1) {
-  require(int(array.shape(0)) == problem.batch && int(array.shape(1)) == problem.heads &&
-              int(array.shape(2)) == problem.tokens && (width < 0 || int(array.shape(3)) == width),
-          std::string(name) + " has another shape than its fellows");
-  require(array.shape(3) <= 1 || array.stride(3) == 1, std::string(name) + " must have adjacent channels");
-  return {array.data(), array.stride(0), array.stride(1), array.stride(2), int(array.shape(3))};
+View view(const Heads& array, const char* name, const Problem& problem, int tokens, int width) {
+  require(is(array, {problem.batch, problem.heads, tokens, width}), name, " has another shape than its fellows");
+  require(width >= 1, name, " must have at least one channel");
+  require(width == 1 || array.stride(3) == 1, name, " must have adjacent channels");
+  return {array.data(), array.stride(0), array.stride(1), array.stride(2), width};
+}
+
+View view(const Heads& array, const char* name, const Problem& problem) {
+  return view(array, name, problem, problem.tokens, size_of(array.shape(3), name));
+}
+
+View view(const Heads& array, const char* name, const Problem& problem, int width) {
+  return view(array, name, problem, problem.tokens, width);
+}
+
+Problem problem_of(const Heads& first, const char* name, int threads) {
+  Problem problem{};
+  problem.batch = size_of(first.shape(0), name);
+  problem.heads = size_of(first.shape(1), name);
+  problem.tokens = size_of(first.shape(2), name);
+  size_of(uint64_t(problem.batch) * uint64_t(problem.heads), name);
+  problem.threads = std::clamp(threads, 1, 1024);
+  return problem;
 }
 
 Problem problem_of(const Heads& q, const Heads& k, const std::optional<Bias>& bias, float scale, int threads) {
-  Problem problem{};
-  problem.batch = int(q.shape(0));
-  problem.heads = int(q.shape(1));
-  problem.tokens = int(q.shape(2));
-  problem.threads = threads < 1 ? 1 : threads;
+  Problem problem = problem_of(q, "q", threads);
   problem.scale = scale;
   problem.q = view(q, "q", problem);
   problem.k = view(k, "k", problem, problem.q.width);
   problem.v = problem.k;
   problem.v.width = 0;
   if (bias) {
-    require(int(bias->shape(0)) == problem.batch && int(bias->shape(1)) == problem.tokens,
-            "key_bias must be [batch, tokens]");
+    require(is(*bias, {problem.batch, problem.tokens}), "key_bias must be [batch, tokens]");
     problem.bias = bias->data();
   }
   return problem;
@@ -66,9 +83,7 @@ Problem problem_of(const Heads& q, const Heads& k, const std::optional<Bias>& bi
 void add_result(Problem& problem, const Heads& v, const Heads& out, const Lse& lse) {
   problem.v = view(v, "v", problem);
   problem.out = view(out, "out", problem, problem.v.width);
-  require(int(lse.shape(0)) == problem.batch && int(lse.shape(1)) == problem.heads &&
-              int(lse.shape(2)) == problem.tokens,
-          "lse must be [batch, heads, tokens]");
+  require(is(lse, {problem.batch, problem.heads, problem.tokens}), "lse must be [batch, heads, tokens]");
   problem.lse = lse.data();
 }
 
@@ -79,9 +94,7 @@ void add_gradients(Problem& problem, const Heads& out, const Heads& q, const Hea
   problem.k_grad = view(k, "k_grad", problem, problem.q.width);
   problem.v_grad = view(v, "v_grad", problem, problem.v.width);
   if (bias) {
-    require(int(bias->shape(0)) == problem.batch && int(bias->shape(1)) == problem.heads &&
-                int(bias->shape(2)) == problem.tokens,
-            "bias_grad must be [batch, heads, tokens]");
+    require(is(*bias, {problem.batch, problem.heads, problem.tokens}), "bias_grad must be [batch, heads, tokens]");
     problem.bias_grad = bias->data();
   }
 }
@@ -91,36 +104,32 @@ bool empty(const Problem& problem) { return problem.batch == 0 || problem.heads 
 // A foveal problem with everything its pointers point at.
 struct FovealCall {
   Foveal foveal{};
-  Geometry geometry;
+  std::shared_ptr<const Geometry> geometry;
 
-  FovealCall(const Problem& problem, const Sizes& sizes, const std::optional<Places>& places,
-             const std::optional<Chosen>& chosen, bool select)
-      : geometry({sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]},
-                 places ? places->data() : nullptr, problem.batch, patches(sizes, places)) {
-    require(!places || int(places->shape(0)) == problem.batch, "places must be [batch, patches]");
-    require(sizes[2] + patches(sizes, places) == problem.tokens,
-            "the layout has " + std::to_string(sizes[2] + patches(sizes, places)) + " tokens, q has " +
-                std::to_string(problem.tokens));
-    geometry.fill(foveal);
+  FovealCall(const Problem& problem, const Numbers& numbers, const std::optional<Places>& places,
+             const std::optional<Chosen>& chosen, bool select) {
+    const Layout layout(numbers);
+    require(!places || places->shape(0) == size_t(problem.batch), "places must be [batch, patches]");
+    const int patches = places ? size_of(places->shape(1), "places") : layout.patches();
+    require(layout.prefix + patches == problem.tokens, "the layout has ", layout.prefix + patches, " tokens, q has ",
+            problem.tokens);
     require(chosen || select, "cells must be chosen or given");
-    require(!chosen || (int(chosen->shape(0)) == problem.batch && int(chosen->shape(1)) == problem.heads &&
-                        int(chosen->shape(2)) == geometry.tiles() && int(chosen->shape(3)) == foveal.budget),
+    require(!chosen || is(*chosen, {problem.batch, problem.heads, layout.tiles(), layout.budget}),
             "chosen must be [batch, heads, tiles, budget]");
+    geometry = places ? std::make_shared<const Geometry>(layout, places->data(), problem.batch, patches)
+                      : geometry_of(layout);
+    geometry->fill(foveal);
     foveal.problem = problem;
     foveal.chosen = chosen ? chosen->data() : nullptr;
     foveal.select = select;
     foveal.attend = problem.lse != nullptr;
-    if (!select) check_ascending(chosen->data(), chosen->size() / size_t(foveal.budget));
+    if (!select) require_ascending(chosen->data(), chosen->size(), layout.budget, layout.cells());
   }
 
-  static int patches(const Sizes& sizes, const std::optional<Places>& places) {
-    return places ? int(places->shape(1)) : sizes[0] * sizes[1];
-  }
-
-  void check_ascending(const int32_t* row, size_t rows) const {
-    for (const int32_t* const end = row + rows * size_t(foveal.budget); row != end; row += foveal.budget) {
-      bool good = row[0] >= 0 && row[foveal.budget - 1] < geometry.cells();
-      for (int m = 1; m < foveal.budget; ++m) good &= row[m - 1] < row[m];
+  static void require_ascending(const int32_t* row, size_t size, int budget, int cells) {
+    for (const int32_t* const end = row + size; row != end; row += budget) {
+      bool good = row[0] >= 0 && row[budget - 1] < cells;
+      for (int m = 1; m < budget; ++m) good &= row[m - 1] < row[m];
       require(good, "chosen must hold different cells of the layout, in ascending order");
     }
   }
@@ -133,58 +142,45 @@ struct FovealCall {
 };
 
 void foveal_select(const Heads& q, const Heads& k, const std::optional<Bias>& bias,
-                   const std::optional<Places>& places, const Sizes& sizes, float scale, int threads,
+                   const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
                    const Chosen& chosen) {
   const Problem problem = problem_of(q, k, bias, scale, threads);
-  FovealCall(problem, sizes, places, chosen, true).run(kernels().foveal);
+  FovealCall(problem, layout, places, chosen, true).run(kernels().foveal);
 }
 
 void foveal_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                   const std::optional<Places>& places, const Sizes& sizes, float scale, int threads,
+                   const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
                    const std::optional<Chosen>& chosen, bool select, const Heads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
-  FovealCall(problem, sizes, places, chosen, select).run(kernels().foveal);
+  FovealCall(problem, layout, places, chosen, select).run(kernels().foveal);
 }
 
 void foveal_backward(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                     const std::optional<Places>& places, const Sizes& sizes, float scale, int threads,
+                     const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
                      const Chosen& chosen, const Heads& out, const Lse& lse, const Heads& out_grad,
                      const Heads& q_grad, const Heads& k_grad, const Heads& v_grad,
                      const std::optional<Lse>& bias_grad) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
   add_gradients(problem, out_grad, q_grad, k_grad, v_grad, bias_grad);
-  FovealCall(problem, sizes, places, chosen, false).run(kernels().foveal_backward);
+  FovealCall(problem, layout, places, chosen, false).run(kernels().foveal_backward);
 }
 
 Groups groups_of(const Indices& start, const Indices& member, int tokens, const char* name) {
-  const Groups groups{int(start.size()) - 1, start.data(), member.data()};
-  require(groups.count >= 0 && groups.start[0] == 0 && size_t(groups.start[groups.count]) == member.size(),
-          std::string(name) + " must start at 0 and end at their number");
-  std::vector<int> last(size_t(tokens), -1);
-  for (int g = 0; g < groups.count; ++g) {
-    require(groups.start[g] <= groups.start[g + 1], std::string(name) + " of a tile cannot end before they start");
-    for (int i = groups.start[g]; i < groups.start[g + 1]; ++i) {
-      const int32_t token = groups.member[i];
-      require(token >= 0 && token < tokens && last[size_t(token)] != g,
-              std::string(name) + " of a tile must be different tokens");
-      last[size_t(token)] = g;
-    }
-  }
-  return groups;
+  return attendless::groups_of(start.data(), start.size(), member.data(), member.size(), tokens, name);
 }
 
+// A key listed twice counts twice.
 Block block_of(const Problem& problem, const Indices& query_start, const Indices& queries, const Indices& key_start,
                const Indices& keys) {
-  const Block block{problem, groups_of(query_start, queries, problem.tokens, "queries"),
-                    groups_of(key_start, keys, problem.tokens, "keys")};
-  require(block.keys.count == block.queries.count || block.keys.count == block.queries.count * problem.heads,
+  Block block{problem, groups_of(query_start, queries, problem.tokens, "queries"),
+              groups_of(key_start, keys, problem.tokens, "keys")};
+  const int64_t tiles = block.queries.count;
+  require(block.keys.count == tiles || block.keys.count == tiles * problem.heads,
           "there must be a list of keys for each tile, or for each tile of each head");
-  std::vector<bool> seen(size_t(problem.tokens), false);
-  for (size_t i = 0; i < queries.size(); ++i) seen[size_t(queries.data()[i])] = true;
-  require(int(queries.size()) == problem.tokens && std::find(seen.begin(), seen.end(), false) == seen.end(),
-          "every token must be a query of one tile");
+  require_each_token_once(block.queries, problem.tokens);
+  block.problem.repeats = problem.q_grad.data && has_repeats(block.keys, problem.tokens);
   return block;
 }
 
@@ -216,21 +212,19 @@ void block_backward(const Heads& q, const Heads& k, const Heads& v, const std::o
 // The check of every index waits for the kernel, which reads them anyway.
 void run_gather(const Problem& problem, const Chosen& indices, const std::optional<Counts>& counts,
                 void (*kernel)(const Gather&)) {
-  require(int(indices.shape(0)) == problem.batch && int(indices.shape(1)) == problem.heads &&
-              int(indices.shape(2)) == problem.tokens,
+  const int longest = size_of(indices.shape(3), "indices");
+  require(is(indices, {problem.batch, problem.heads, problem.tokens, longest}),
           "indices must be [batch, heads, tokens, keys]");
-  require(!counts || (int(counts->shape(0)) == problem.batch && int(counts->shape(1)) == problem.heads &&
-                      int(counts->shape(2)) == problem.tokens),
+  require(!counts || is(*counts, {problem.batch, problem.heads, problem.tokens}),
           "counts must be [batch, heads, tokens]");
   int32_t wrong = 0;
-  const Gather gather{problem, indices.data(), counts ? counts->data() : nullptr, int(indices.shape(3)), &wrong};
+  const Gather gather{problem, indices.data(), counts ? counts->data() : nullptr, longest, &wrong};
   if (empty(problem)) return;
   {
     nb::gil_scoped_release unlocked;
     kernel(gather);
   }
-  require(!wrong, "indices must be tokens, from 0 to " + std::to_string(problem.tokens - 1) +
-                      ", and counts from 0 to " + std::to_string(gather.longest));
+  require(!wrong, "indices must be tokens, from 0 to ", problem.tokens - 1, ", and counts from 0 to ", longest);
 }
 
 void gather_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
@@ -251,19 +245,19 @@ void gather_backward(const Heads& q, const Heads& k, const Heads& v, const std::
   run_gather(problem, indices, counts, kernels().gather_backward);
 }
 
-Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Bias& basis, int budget, int prefix,
-                           float tau, int top) {
-  Sparsifiner args{};
-  args.problem = problem;
-  args.budget = budget;
-  args.prefix = prefix;
-  args.tau = tau;
-  args.top = top;
-  args.coefficients = view(coefficients, "coefficients", problem);
-  args.basis = basis.data();
+Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Bias& basis, int64_t budget,
+                           int64_t prefix, float tau, int64_t top) {
   require(budget >= 1 && budget <= problem.tokens && prefix >= 0 && top >= 0,
           "budget must be from 1 to the number of tokens, and neither prefix nor top below 0");
-  require(int(basis.shape(0)) == args.coefficients.width && int(basis.shape(1)) == problem.tokens,
+  Sparsifiner args{};
+  args.problem = problem;
+  args.budget = int(budget);
+  args.prefix = int(std::min<int64_t>(prefix, problem.tokens));
+  args.tau = tau;
+  args.top = int(std::min<int64_t>(top, kLargest));
+  args.coefficients = view(coefficients, "coefficients", problem);
+  args.basis = basis.data();
+  require(is(basis, {args.coefficients.width, problem.tokens}),
           "the basis must have a row for each coefficient and a column for each token");
   return args;
 }
@@ -274,16 +268,12 @@ void run_sparsifiner(const Sparsifiner& args) {
   kernels().sparsifiner(args);
 }
 
-void sparsifiner_select(const Heads& coefficients, const Bias& basis, int budget, int prefix, float tau, int top,
-                        int threads, const Chosen& indices, const Counts& counts) {
-  Problem problem{};
-  problem.batch = int(coefficients.shape(0));
-  problem.heads = int(coefficients.shape(1));
-  problem.tokens = int(coefficients.shape(2));
-  problem.threads = threads < 1 ? 1 : threads;
+void sparsifiner_select(const Heads& coefficients, const Bias& basis, int64_t budget, int64_t prefix, float tau,
+                        int64_t top, int threads, const Chosen& indices, const Counts& counts) {
+  const Problem problem = problem_of(coefficients, "coefficients", threads);
   Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
-  require(int(indices.size()) == problem.batch * problem.heads * problem.tokens * budget &&
-              int(counts.size()) == problem.batch * problem.heads * problem.tokens,
+  require(is(indices, {problem.batch, problem.heads, problem.tokens, args.budget}) &&
+              is(counts, {problem.batch, problem.heads, problem.tokens}),
           "indices must be [batch, heads, tokens, budget], and counts [batch, heads, tokens]");
   args.indices = indices.data();
   args.counts = counts.data();
@@ -292,8 +282,8 @@ void sparsifiner_select(const Heads& coefficients, const Bias& basis, int budget
 
 void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
                  const Heads& coefficients, const Bias& basis, const std::optional<Heads>& tail_scores,
-                 const std::optional<Heads>& tail_values, const std::optional<Bias>& share, int budget, int prefix,
-                 float tau, int top, float scale, int threads, const Heads& out, const Lse& lse) {
+                 const std::optional<Heads>& tail_values, const std::optional<Bias>& share, int64_t budget,
+                 int64_t prefix, float tau, int64_t top, float scale, int threads, const Heads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
   Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
@@ -302,10 +292,8 @@ void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::opti
   if (share) {
     const int ranks = args.coefficients.width;
     args.tail_scores = view(*tail_scores, "tail_scores", problem, ranks);
-    Problem pooled = problem;
-    pooled.tokens = ranks;
-    args.tail_values = view(*tail_values, "tail_values", pooled, problem.v.width);
-    require(int(share->shape(0)) == problem.tokens && int(share->shape(1)) == ranks, "share must be [tokens, ranks]");
+    args.tail_values = view(*tail_values, "tail_values", problem, ranks, problem.v.width);
+    require(is(*share, {problem.tokens, ranks}), "share must be [tokens, ranks]");
     args.share = share->data();
   }
   run_sparsifiner(args);
@@ -314,6 +302,16 @@ void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::opti
 void power_of_two(const Floats& from, const Floats& to) {
   require(from.size() == to.size(), "both arrays must be equally long");
   kernels().exp2(from.data(), to.data(), int64_t(from.size()));
+}
+
+int64_t foveal_tiles(const Numbers& layout) { return Layout(layout).tiles(); }
+
+int threads_running(int threads) {
+  std::atomic<int> running{0};
+  nb::gil_scoped_release unlocked;
+  run_parallel(std::clamp(threads, 1, 1024), [](void* count, int) { ++*static_cast<std::atomic<int>*>(count); },
+               &running);
+  return running;
 }
 
 }  // namespace
@@ -326,9 +324,12 @@ void power_of_two(const Floats& from, const Floats& to) {
 NB_MODULE(_native, m) {
   using namespace attendless;
   m.doc() = "Attention kernels for CPUs.";
-  m.def("paths", &paths, "Instruction paths this machine can run, best first.");
-  m.def("path", [] { return std::string(kernels().name); }, "The instruction path in use.");
-  m.def("use_path", &use_path, "name"_a, "Use this instruction path from now on.");
+  m.def("paths", &isas, "Instruction sets this machine can run, best first.");
+  m.def("path", [] { return std::string(kernels().name); }, "The instruction set in use.");
+  m.def("use_path", &use_isa, "name"_a, "Use this instruction set from now on.");
+  m.def("why_own_threads", &why_own_threads, "Why threads are started for each call; empty: they are OpenMP's.");
+  m.def("threads_running", &threads_running, "threads"_a, "How many threads take part if so many are asked for.");
+  m.def("foveal_tiles", &foveal_tiles, "layout"_a, "Tiles of a layout, which is checked.");
   m.def("exp2", &power_of_two, ARRAY("source"), ARRAY("target"), "The kernels' own 2^x.");
   m.def("foveal_select", &foveal_select, ARRAY("q"), ARRAY("k"), MAYBE("key_bias"), MAYBE("places"), "layout"_a,
         "scale"_a, "threads"_a, ARRAY("chosen"));

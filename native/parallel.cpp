@@ -1,42 +1,60 @@
 #include "parallel.hpp"
 
-#include <cstdlib>
-#include <new>
+#include <atomic>
+#include <system_error>
+#include <thread>
+#include <vector>
 
+#include <pthread.h>
 #include <sched.h>
 
 #if defined(_OPENMP)
-#include <atomic>
-
 #include <omp.h>
-#include <pthread.h>
 #endif
 
 namespace attendless {
-
-#if defined(_OPENMP)
 namespace {
+
+// OpenMP's threads do not follow into a forked child, and its runtime would wait for them.
 std::atomic<bool> forked{false};
-const int unwatched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+[[maybe_unused]] const int unwatched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
+
+void run_on_own_threads(int threads, void (*body)(void*, int), void* context) {
+  std::vector<std::thread> others;
+  others.reserve(size_t(threads) - 1);
+  try {
+    for (int rank = 1; rank < threads; ++rank) others.emplace_back(body, context, rank);
+  } catch (const std::system_error&) {
+    // As many as there can be: whoever runs does all there is to do.
+  }
+  body(context, 0);
+  for (std::thread& other : others) other.join();
+}
+
 }  // namespace
 
-void run_parallel(int threads, void (*body)(void*, int), void* context) {
-  if (threads <= 1 || forked || unwatched) return body(context, 0);
-#pragma omp parallel num_threads(threads)
-  body(context, omp_get_thread_num());
-}
+const char* why_own_threads() {
+#if defined(_OPENMP)
+  return forked      ? "this process was forked, and OpenMP's threads stayed behind"
+         : unwatched ? "the system does not tell when a process forks"
+                     : "";
 #else
-void run_parallel(int, void (*body)(void*, int), void* context) { body(context, 0); }
+  return "the kernels were compiled without OpenMP";
 #endif
+}
+
+void run_parallel(int threads, void (*body)(void*, int), void* context) {
+  if (threads <= 1) return body(context, 0);
+#if defined(_OPENMP)
+  if (!*why_own_threads()) {
+#pragma omp parallel num_threads(threads)
+    body(context, omp_get_thread_num());
+    return;
+  }
+#endif
+  run_on_own_threads(threads, body, context);
+}
 
 void give_way() { sched_yield(); }
-
-Scratch::Scratch(int64_t floats) {
-  void* memory = nullptr;
-  if (posix_memalign(&memory, 64, size_t(floats) * sizeof(float))) throw std::bad_alloc();
-  data_ = static_cast<float*>(memory);
-}
-Scratch::~Scratch() { std::free(data_); }
-float* Scratch::data() const { return data_; }
 
 }  // namespace attendless

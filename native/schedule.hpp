@@ -4,20 +4,23 @@
 // A thread takes a head, prepares its table and works on its pieces. A thread that finds no head left takes pieces of
 // the heads others are working on. Backward, a head belongs to one thread, so that sums are always taken in one order.
 //
-// A Worker is one head of an attention `Args`. It is made from a table's memory, says how much it needs, and has
-//     prepare(scratch)           before any piece
-//     pieces(), forward(piece, scratch)
-//     backward(grads, scratch)   all of it; `grads` are zeros, one for each row
+// A Worker is one head of an attention `Args`. It lays out its table in the memory it is made with, its Local what a
+// thread needs besides, and it has
+//     prepare()                before any piece
+//     pieces(), forward(piece, local)
+//     backward(grads, local)   all of it; `grads` are zeros, one for each row
 #pragma once
 
 #include "head.hpp"
+#include "memory.hpp"
 #include "parallel.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 template <class Worker>
 class Run {
   using Args = typename Worker::Args;
+  using Local = typename Worker::Local;
   enum State { kIdle, kPreparing, kReady };
 
   // What a thread is working on, for others to help with.
@@ -39,21 +42,30 @@ class Run {
         backward_(backward),
         heads_(args.problem.batch * args.problem.heads),
         threads_(backward ? least(args.problem.threads, heads_) : args.problem.threads),
-        table_(padded(Worker::table_floats(args)) * (backward ? 2 : 1)),
-        local_(padded(Worker::thread_floats(args))) {
-    const int64_t tables = table_ * least(threads_, heads_), slots = sizeof(Slot) / sizeof(float) * threads_;
-    const Scratch memory(tables + local_ * threads_ + slots);
-    tables_ = memory.data();
-    locals_ = tables_ + tables;
-    slots_ = reinterpret_cast<Slot*>(locals_ + local_ * threads_);
+        table_(counted([&](Cursor& memory) {
+          const Worker worker(args, 0, 0, memory);
+          if (backward) gradients(memory);
+        })),
+        local_(counted([&](Cursor& memory) { Local(args, memory); })) {
+    const int64_t floats = counted([&](Cursor& memory) { lay_out(memory); });
+    const Memory memory(floats);
+    Cursor all(memory.data(), floats);
+    lay_out(all);
     for (int rank = 0; rank < threads_; ++rank) slots_[rank] = {kIdle, 0, 0};
     run_parallel(threads_, [](void* run, int rank) { static_cast<Run*>(run)->work(rank); }, this);
   }
 
  private:
+  void lay_out(Cursor& memory) {
+    tables_ = memory.floats(table_ * least(threads_, heads_));
+    locals_ = memory.floats(local_ * threads_);
+    slots_ = reinterpret_cast<Slot*>(memory.floats(int64_t(sizeof(Slot) / sizeof(float)) * threads_));
+  }
+
   void work(int rank) {
     Slot& mine = slots_[rank];
-    const Cursor scratch{locals_ + rank * local_};
+    Cursor memory_of_mine(locals_ + rank * local_, local_);
+    const Local local(args_, memory_of_mine);
     for (int head;;) {
       // Before a head is taken: whoever finds none left then sees that this slot's last one is not open any more.
       set(mine.state, kPreparing);
@@ -61,14 +73,14 @@ class Run {
       Cursor memory = table(rank, head);
       const Worker worker(args_, head / args_.problem.heads, head % args_.problem.heads, memory);
       if (backward_) {
-        worker.backward(zeros(memory), scratch);
+        worker.backward(zeros(memory), local);
         continue;
       }
-      worker.prepare(scratch);
+      worker.prepare();
       mine.head = head;
       mine.taken = 0;
       set(mine.state, kReady);
-      work_on(worker, mine, scratch);
+      work_on(worker, mine, local);
     }
     set(mine.state, kIdle);
     for (bool more = true; more;) {
@@ -76,29 +88,35 @@ class Run {
       for (int other = 0; other < threads_; ++other) {
         const int state = __atomic_load_n(&slots_[other].state, __ATOMIC_ACQUIRE);
         more |= state == kPreparing;
-        if (state == kReady) help(other, scratch);
+        if (state == kReady) help(other, local);
       }
       if (more) give_way();
     }
   }
 
-  void help(int other, Cursor scratch) {
+  void help(int other, const Local& local) {
     const int head = slots_[other].head;
     Cursor memory = table(other, head);
     const Worker worker(args_, head / args_.problem.heads, head % args_.problem.heads, memory);
-    work_on(worker, slots_[other], scratch);
+    work_on(worker, slots_[other], local);
   }
 
-  static void work_on(const Worker& worker, Slot& slot, Cursor scratch) {
-    for (int piece; take(piece, &slot.taken, worker.pieces());) worker.forward(piece, scratch);
+  static void work_on(const Worker& worker, Slot& slot, const Local& local) {
+    for (int piece; take(piece, &slot.taken, worker.pieces());) worker.forward(piece, local);
   }
 
   // No more heads than tables: each has its own. Otherwise each thread has.
-  Cursor table(int rank, int head) const { return {tables_ + (heads_ <= threads_ ? head : rank) * table_}; }
+  Cursor table(int rank, int head) const {
+    return Cursor(tables_ + (heads_ <= threads_ ? head : rank) * table_, table_);
+  }
 
-  Rows zeros(Cursor memory) const {
+  KvTable gradients(Cursor& memory) const {
+    return KvTable(memory, Worker::table_rows(args_), args_.problem.q.width, args_.problem.v.width);
+  }
+
+  KvTable zeros(Cursor& memory) const {
     const int64_t count = Worker::table_rows(args_);
-    const Rows rows = memory.rows(count, args_.problem);
+    const KvTable rows = gradients(memory);
     std::memset(rows.k, 0, sizeof(float) * count * padded(rows.width));
     std::memset(rows.v, 0, sizeof(float) * count * padded(rows.value_width));
     std::memset(rows.bias, 0, sizeof(float) * count);
@@ -113,4 +131,4 @@ class Run {
   static void set(int& state, State value) { __atomic_store_n(&state, value, __ATOMIC_RELEASE); }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

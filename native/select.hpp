@@ -6,7 +6,7 @@
 
 #include "simd.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 // Where the set bits of each byte stand.
 struct Positions {
@@ -210,4 +210,4 @@ struct Select {
   static INLINE Eight::I count_from(int i) { return Eight::load(kPositions.of[255]) + i; }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

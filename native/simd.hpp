@@ -1,8 +1,8 @@
 // Vectors of W floats, written with the compiler's vector extensions so that one source serves every instruction set.
 //
-// Each unit (see unit.cpp) compiles this code into a namespace of its own: were two units to share a function, the
+// Each instruction set (see isa.cpp) has this code in a namespace of its own: were two of them to share a function, the
 // linker would keep one copy, perhaps the one with instructions the running machine lacks. For the same reason code
-// under ATTENDLESS_UNIT uses no function templates of the standard library.
+// under ATTENDLESS_ISA uses no function templates of the standard library.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 #include <cstring>
 #include <utility>
 
-#ifndef ATTENDLESS_UNIT
-#error "compile through unit.cpp, which names the unit"
+#ifndef ATTENDLESS_ISA
+#error "compile through isa.cpp, which names the instruction set"
 #endif
 
 #define INLINE inline __attribute__((always_inline))
@@ -21,7 +21,7 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2e = 1.4426950408889634f;
@@ -184,7 +184,7 @@ struct Simd {
   // The sum of x[i] in lane i: neighbours are added, then pairs, then fours, …
   static INLINE F sums(F (&x)[W]) { return sums_from<1>(x); }
 
-  // Rows become columns: blocks of 1, 2, 4, … trade places across the diagonal.
+  // KvTable become columns: blocks of 1, 2, 4, … trade places across the diagonal.
   static INLINE void transpose(F (&x)[W]) { transpose_from<1>(x); }
 
  private:
@@ -230,4 +230,4 @@ struct Simd {
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

@@ -8,36 +8,59 @@
 // other, which leaves that range there. Their lists live in a thread's scratch for as long.
 #pragma once
 
-#include "listed.hpp"
+#include "own_list.hpp"
 #include "select.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 template <int W>
 struct SparsifinerHead {
   using Args = Sparsifiner;
   using C = Channels<W>;
-  using L = Listed<W>;
+  using L = OwnList<W>;
 
   const Sparsifiner& args;
   const Head head;
   const int tokens, ranks, prefix, length;
-  Rows rows;  // the tokens, then the pooled values of the tail
+  KvTable rows;  // the tokens, then the pooled values of the tail
   float *basis, *total;
 
   static int64_t table_rows(const Sparsifiner& s) { return s.problem.tokens + s.coefficients.width; }
-  static int64_t table_floats(const Sparsifiner& s) {
-    return table_rows(s) * (padded(s.problem.q.width) + padded(s.problem.v.width) + 1) + 48 +
-           padded(int64_t(s.problem.tokens)) * s.coefficients.width + 2 * padded(s.coefficients.width);
-  }
-  static int64_t thread_floats(const Sparsifiner& s) {
-    const int64_t ranks = padded(s.coefficients.width), keys = padded(int64_t(s.problem.tokens));
-    const int64_t choosing = 2 * (keys + 16) + 4 * ranks, seeing_all = keys;
-    const int64_t query = 2 * longest(s) + padded(s.problem.q.width) + padded(s.problem.v.width);
-    return choosing + seeing_all + kQueries * query + group_scratch(s.problem.q.width, s.problem.v.width);
-  }
-  // Entries of a list at most, with room for whole vectors.
-  static int64_t longest(const Sparsifiner& s) { return padded(s.budget + s.coefficients.width + 8); }
+
+  // Prefix queries, which see every token, a few at a time; then the others.
+  static constexpr int kPrefix = 4, kQueries = 64;
+
+  // What a query sees, and what becomes of it: scores, then weights; the weighted sum of values.
+  struct Query {
+    int32_t* list;
+    float *q, *p, *out;
+  };
+
+  struct Local {
+    float* factor;       // of the ranks that count
+    const float** row;   // and their rows of the basis
+    float* found_value;  // connectivities above 0, with room for eight more
+    int32_t* found_key;
+    float* mass;         // of each rank, as far as it was chosen
+    int32_t* all;        // keys
+    Cursor attend;
+    Query query[kQueries];
+
+    Local(const Sparsifiner& s, Cursor& memory)
+        : factor(memory.floats(padded(s.coefficients.width))),
+          row(memory.pointers(s.coefficients.width)),
+          found_value(memory.floats(padded(s.problem.tokens) + 8)),
+          found_key(memory.ints(padded(s.problem.tokens) + 8)),
+          mass(memory.floats(s.coefficients.width)),
+          all(memory.ints(s.problem.tokens)),
+          attend(memory.part(Attend<W>::scratch(s.problem.q.width, s.problem.v.width))) {
+      const int64_t longest = padded(s.budget + s.coefficients.width + 8);  // with the tail, and for whole vectors
+      for (Query& here : query) {
+        here = {memory.ints(longest), memory.floats(padded(s.problem.q.width)), memory.floats(longest),
+                memory.floats(padded(s.problem.v.width))};
+      }
+    }
+  };
 
   SparsifinerHead(const Sparsifiner& s, int image, int head_index, Cursor& memory)
       : args(s),
@@ -46,11 +69,11 @@ struct SparsifinerHead {
         ranks(s.coefficients.width),
         prefix(least(s.prefix, s.problem.tokens)),
         length(padded(tokens)),
-        rows(memory.rows(table_rows(s), s.problem)),
+        rows(memory, table_rows(s), s.problem.q.width, s.problem.v.width),
         basis(memory.floats(int64_t(length) * ranks)),
         total(memory.floats(ranks)) {}
 
-  void prepare(Cursor) const {
+  void prepare() const {
     for (int64_t r = 0; r < ranks; ++r) C::copy_padded(basis + r * length, args.basis + r * tokens, tokens);
     if (!attends()) return;
     for (int i = 0; i < tokens; ++i) pack_token<W>(head, rows, i, i);
@@ -62,33 +85,28 @@ struct SparsifinerHead {
     }
   }
 
-  // Prefix queries, which see every token, a few at a time; then the others.
-  static constexpr int kPrefix = 4, kQueries = 64;
   bool attends() const { return !args.indices; }
   int prefix_pieces() const { return (prefix + kPrefix - 1) / kPrefix; }
   int at_once() const { return attends() && tokens > 2 * range() ? kQueries : kQueries / 4; }
   int pieces() const { return prefix_pieces() + (tokens - prefix + at_once() - 1) / at_once(); }
 
-  void forward(int piece, Cursor memory) const {
-    if (piece < prefix_pieces()) return attend_prefix(piece * kPrefix, memory);
+  void forward(int piece, const Local& local) const {
+    if (piece < prefix_pieces()) return attend_prefix(piece * kPrefix, local);
     const int first = prefix + (piece - prefix_pieces()) * at_once(), count = least(at_once(), tokens - first);
-    if (attends()) return attend(first, count, memory);
-    for (int query = first; query < first + count; ++query) list(query, memory);
+    if (attends()) return attend(first, count, local);
+    for (int query = first; query < first + count; ++query) write(query, choose(query, local, local.query[0].list));
   }
 
-  void backward(const Rows&, Cursor) const {}  // for inference
+  void backward(const KvTable&, const Local&) const {}  // for inference
 
  private:
   // Choosing --------------------------------------------------------------------------------------------------------
 
-  // The keys of the largest connectivities, at most `budget`; `memory` moves on behind the list, which has room for
-  // the tail.
-  INLINE List choose(int query, Cursor& memory) const {
-    int32_t* const list = memory.ints(longest(args));
-    Cursor scratch = memory;
-    float* const factor = scratch.floats(ranks);
-    const float** const row = reinterpret_cast<const float**>(scratch.floats(2 * ranks));
-    typename Select<W>::Positive found{scratch.floats(length + 8), scratch.ints(length + 8), 0};
+  // The keys of the largest connectivities, at most `budget`.
+  INLINE List choose(int query, const Local& local, int32_t* list) const {
+    float* const factor = local.factor;
+    const float** const row = local.row;
+    typename Select<W>::Positive found{local.found_value, local.found_key, 0};
     const float* const coefficient = head.row(args.coefficients, query);
     const float bound = args.top ? Select<W>::reached_by(args.top, coefficient, ranks, factor) : -kInfinity;
     int used = 0;
@@ -107,8 +125,6 @@ struct SparsifinerHead {
   }
   static constexpr int kScores = 128;  // at a time
 
-  void list(int query, Cursor memory) const { write(query, choose(query, memory)); }
-
   void write(int query, const List& seen) const {
     const int64_t index = head.index(query);
     int32_t* const to = args.indices + index * args.budget;
@@ -118,29 +134,28 @@ struct SparsifinerHead {
 
   // Attending -------------------------------------------------------------------------------------------------------
 
-  // What a query sees, and what becomes of it: scores, then weights; the weighted sum of values.
-  struct Query {
+  // A query on its way.
+  struct Visitor : Query {
     List seen;
-    float *q, *p, *out;
     typename L::Weighed weighed;
     int done;  // of the list
   };
 
-  void attend(int first, int count, Cursor memory) const {
-    Query queries[kQueries];
+  void attend(int first, int count, const Local& local) const {
+    Visitor queries[kQueries];
     for (int i = 0; i < count; ++i) {
-      Query& query = queries[i];
-      query.seen = choose(first + i, memory);
-      query.q = L::load_row(head.row(head.problem.q, first + i), rows.width, head.problem.scale * kLog2e, memory);
-      query.p = memory.floats(longest(args));
-      query.out = L::zeros(rows.value_width, memory);
+      Visitor& query = queries[i];
+      static_cast<Query&>(query) = local.query[i];
+      query.seen = choose(first + i, local, query.list);
+      L::load_row(query.q, head.row(head.problem.q, first + i), rows.width, head.problem.scale * kLog2e);
+      L::clear(query.out, rows.value_width);
     }
     by_ranges(queries, count, [&](const Query& query, const List& part, float* p) {
       L::scores(rows, head.problem.bias, part, query.q, p);
     });
     for (int i = 0; i < count; ++i) {
-      Query& query = queries[i];
-      if (args.share) query.seen.count += add_tail(first + i, query.seen, query.p, memory);
+      Visitor& query = queries[i];
+      if (args.share) query.seen.count += add_tail(first + i, query, query.seen.count, local.mass);
       query.weighed = L::weigh(query.p, query.seen.count);
     }
     by_ranges(queries, count, [&](const Query& query, const List& part, const float* p) {
@@ -152,11 +167,11 @@ struct SparsifinerHead {
   // Every query's list and scores, as far as one range of keys goes, then the next. Parts are whole vectors, so that
   // nothing is computed twice; the last has what is left, and the tail.
   template <class Visit>
-  INLINE void by_ranges(Query* queries, int count, Visit visit) const {
+  INLINE void by_ranges(Visitor* queries, int count, Visit visit) const {
     for (int i = 0; i < count; ++i) queries[i].done = 0;
     for (int end = range();; end += range()) {
       for (int i = 0; i < count; ++i) {
-        Query& query = queries[i];
+        Visitor& query = queries[i];
         const int32_t* const row = query.seen.row;
         int next = end < tokens ? query.done : query.seen.count;
         while (next + W <= query.seen.count && row[next + W - 1] < end) next += W;
@@ -170,33 +185,30 @@ struct SparsifinerHead {
   int range() const { return 1 + (1 << 15) / padded(rows.width > rows.value_width ? rows.width : rows.value_width); }
 
   // Every rank that has something left which was not chosen joins the list as one more key, which stands for it.
-  INLINE int add_tail(int query, const List& seen, float* p, Cursor memory) const {
-    float* const mass = memory.floats(ranks);
-    int32_t* const list = const_cast<int32_t*>(seen.row);
+  INLINE int add_tail(int query, const Query& memory, int chosen, float* mass) const {
+    int32_t* const list = memory.list;
     const float* const score = head.row(args.tail_scores, query);
-    C::sum(mass, seen.count, ranks, [&](int i) { return args.share + int64_t(list[i]) * ranks; },
+    C::sum(mass, chosen, ranks, [&](int i) { return args.share + int64_t(list[i]) * ranks; },
            [](int) { return 1.f; });
-    int n = seen.count;
+    int n = chosen;
     for (int r = 0; r < ranks; ++r) {
       const float left = total[r] - mass[r];
       list[n] = tokens + r;
-      p[n] = (score[r] + __builtin_logf(left)) * kLog2e;
+      memory.p[n] = (score[r] + __builtin_logf(left)) * kLog2e;
       n += left > 1e-4f * total[r];  // less is rounding
     }
-    return n - seen.count;
+    return n - chosen;
   }
 
-  void attend_prefix(int first, Cursor memory) const {
+  void attend_prefix(int first, const Local& local) const {
     const int count = least(kPrefix, prefix - first);
     if (!attends()) {
       for (int i = first; i < first + count; ++i) write(i, {nullptr, 0});
       return;
     }
-    int32_t* const all = memory.ints(tokens);
-    float* const scratch = memory.floats(group_scratch(rows.width, rows.value_width));
-    for (int i = 0; i < tokens; ++i) all[i] = i;
-    attend_all<W>(head, rows, all, tokens, all + first, count, scratch);
+    for (int i = 0; i < tokens; ++i) local.all[i] = i;
+    attend_all<W>(head, rows, local.all, tokens, local.all + first, count, local.attend);
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

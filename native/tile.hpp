@@ -5,14 +5,14 @@
 
 #include "simd.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 template <int W, int V>  // V vectors of W lanes
 struct Tile {
   using S = Simd<W>;
   using F = typename S::F;
   static constexpr int kVectors = V, kLanes = W * V;
-  // Rows (or channels) at once: enough accumulators to hide the latency of multiply-adds, few enough for registers.
+  // KvTable (or channels) at once: enough accumulators to hide the latency of multiply-adds, few enough for registers.
   static constexpr int kBlock = (kLanes < 16 ? 8 : 12) / V;
 
   struct Lanes {
@@ -72,10 +72,11 @@ struct Tile {
   }
 
   // row[r][c] += Σ_lane p[r][lane] · x[lane][c] over the first `lanes` lanes; x's rows are `width` long, a multiple of
-  // 16. Here lanes of the registers are channels.
-  static INLINE void scatter(float* const* row, const float* p, int count, const float* x, int lanes, int width) {
+  // 16. Here lanes of the registers are channels. Rows that may be the same one (`repeats`) are taken one by one.
+  static INLINE void scatter(float* const* row, const float* p, int count, bool repeats, const float* x, int lanes,
+                             int width) {
     int r = 0;
-    for (; r + 6 <= count; r += 6) scatter_rows<6>(row + r, p + r * kLanes, x, lanes, width);
+    for (; !repeats && r + 6 <= count; r += 6) scatter_rows<6>(row + r, p + r * kLanes, x, lanes, width);
     for (; r < count; ++r) scatter_rows<1>(row + r, p + r * kLanes, x, lanes, width);
   }
 
@@ -161,4 +162,4 @@ struct Tile {
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

@@ -21,11 +21,18 @@ from ..errors import UserError
 __all__ = ["available", "forced", "path", "paths", "reason"]
 
 
+def threading() -> str:
+    """Why threads are started anew for each call, some 20 µs each; empty if they are those of PyTorch's OpenMP."""
+    return str(kernels().why_own_threads()) if available else ""
+
+
 # Tensors in, tensors out ---------------------------------------------------------------------------------------------
 
 
 def _rows(x: Tensor) -> Any:
     """[B, H, N, ·] as an array of 32-bit floats with adjacent channels; no copy if it is one already."""
+    if x.ndim != 4:
+        raise UserError(f"the native kernels take [batch, heads, tokens, channels], not {list(x.shape)}")
     if x.dtype is not torch.float32:
         x = x.float()
     if x.stride(-1) != 1 and x.shape[-1] > 1:
@@ -33,8 +40,20 @@ def _rows(x: Tensor) -> Any:
     return x.detach().numpy()
 
 
-def _whole(x: Tensor | None, dtype: torch.dtype) -> Any:
-    return None if x is None else x.detach().to(dtype).contiguous().numpy()
+def _floats(x: Tensor | None) -> Any:
+    return None if x is None else x.detach().to(torch.float32).contiguous().numpy()
+
+
+def _ints(x: Tensor | None) -> Any:
+    """Numbers of tokens and the like in 32 bits. What does not fit becomes the largest or smallest that does: as wrong
+    as it was, where cutting it off could make it right."""
+    if x is None:
+        return None
+    if x.dtype not in (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8):
+        raise UserError(f"expected a tensor of int32 or int64 numbers, got {x.dtype}")
+    if x.dtype is torch.int64:
+        x = x.clamp(-(2**31), 2**31 - 1)
+    return x.detach().to(torch.int32).contiguous().numpy()
 
 
 def _heads(like: Tensor, width: int) -> Tensor:
@@ -51,21 +70,24 @@ def _typed(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _chosen(q: Tensor, layout: Sequence[int]) -> Tensor:
-    height, width, _, _, tile, _, budget = layout
-    return torch.empty(*q.shape[:2], -(-height // tile) * -(-width // tile), budget, dtype=torch.int32)
+    tiles = _call(kernels().foveal_tiles, layout)
+    return torch.empty(*q.shape[:2], tiles, layout[-1], dtype=torch.int32)
 
 
-def _call(function: Any, *arguments: Any) -> None:
+def _call(function: Any, *arguments: Any) -> Any:
     try:
-        function(*arguments)
+        return function(*arguments)
     except ValueError as error:
         raise UserError(f"{function.__name__}: {error}") from None
+    except TypeError:
+        given = [list(x.shape) if hasattr(x, "shape") else x for x in arguments]
+        raise UserError(f"{function.__name__} does not take arguments of these shapes: {given}") from None
 
 
 def _foveal_inputs(
     tensors: Sequence[Tensor], key_bias: Tensor | None, places: Tensor | None, layout: Sequence[int], scale: float
 ) -> list[Any]:
-    extras = [_whole(key_bias, torch.float32), _whole(places, torch.int32)]
+    extras = [_floats(key_bias), _ints(places)]
     return [*map(_rows, tensors), *extras, layout, scale, torch.get_num_threads()]
 
 
@@ -73,8 +95,8 @@ def foveal_select(
     q: Tensor, k: Tensor, key_bias: Tensor | None, places: Tensor | None, layout: Sequence[int], scale: float
 ) -> Tensor:
     """The cells each tile looks at closely: int32 [B, H, T, M], ascending."""
-    chosen = _chosen(q, layout)
     inputs = _foveal_inputs((q, k), key_bias, places, layout, scale)
+    chosen = _chosen(q, layout)
     _call(kernels().foveal_select, *inputs, chosen.numpy())
     return chosen
 
@@ -90,7 +112,7 @@ def foveal_attend(
     chosen: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """out [B, H, N, ·] and log Σ exp of each query's scores [B, H, N], given the cells chosen."""
-    return _foveal(q, k, v, key_bias, places, layout, scale, _whole(chosen, torch.int32), select=False)
+    return _foveal(q, k, v, key_bias, places, layout, scale, _ints(chosen), select=False)
 
 
 def foveal(
@@ -103,6 +125,7 @@ def foveal(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose and attend: out, log Σ exp, and the cells chosen."""
+    _rows(q)  # in doubt it says what is wrong with its shape
     chosen = _chosen(q, layout)
     return *_foveal(q, k, v, key_bias, places, layout, scale, chosen.numpy(), select=True), chosen
 
@@ -132,8 +155,8 @@ def _foveal(
     *,
     select: bool,
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _results(q, v)
     inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
+    out, lse = _results(q, v)
     _call(kernels().foveal_attend, *inputs, chosen, select, out.numpy(), lse.numpy())
     return _typed(out, q), lse
 
@@ -169,9 +192,9 @@ def foveal_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
-    gradients = _gradients(q, k, v, bias_grad)
     inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
-    forward = [_whole(chosen, torch.int32), _rows(out), _whole(lse, torch.float32)]
+    gradients = _gradients(q, k, v, bias_grad)
+    forward = [_ints(chosen), _rows(out), _floats(lse)]
     _call(kernels().foveal_backward, *inputs, *forward, _rows(out_grad), *_arrays(gradients))
     return _finish(gradients, q, k, v, key_bias)
 
@@ -179,7 +202,7 @@ def foveal_backward(
 def _block_inputs(
     tensors: Sequence[Tensor], key_bias: Tensor | None, lists: Sequence[Tensor], scale: float
 ) -> list[Any]:
-    extras = [_whole(key_bias, torch.float32), *(_whole(x, torch.int32) for x in lists)]
+    extras = [_floats(key_bias), *(_ints(x) for x in lists)]
     return [*map(_rows, tensors), *extras, scale, torch.get_num_threads()]
 
 
@@ -187,8 +210,9 @@ def block_attend(
     q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, lists: Sequence[Tensor], scale: float
 ) -> tuple[Tensor, Tensor]:
     """out and log Σ exp for fixed lists of keys: `lists` are query_start, queries, key_start and keys of the tiles."""
+    inputs = _block_inputs((q, k, v), key_bias, lists, scale)
     out, lse = _results(q, v)
-    _call(kernels().block_attend, *_block_inputs((q, k, v), key_bias, lists, scale), out.numpy(), lse.numpy())
+    _call(kernels().block_attend, *inputs, out.numpy(), lse.numpy())
     return _typed(out, q), lse
 
 
@@ -205,10 +229,10 @@ def block_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
-    gradients = _gradients(q, k, v, bias_grad)
     inputs = _block_inputs((q, k, v), key_bias, lists, scale)
+    gradients = _gradients(q, k, v, bias_grad)
     _call(
-        kernels().block_backward, *inputs, _rows(out), _whole(lse, torch.float32), _rows(out_grad), *_arrays(gradients)
+        kernels().block_backward, *inputs, _rows(out), _floats(lse), _rows(out_grad), *_arrays(gradients)
     )
     return _finish(gradients, q, k, v, key_bias)
 
@@ -216,7 +240,7 @@ def block_backward(
 def _gather_inputs(
     tensors: Sequence[Tensor], key_bias: Tensor | None, indices: Tensor, counts: Tensor | None, scale: float
 ) -> list[Any]:
-    extras = [_whole(key_bias, torch.float32), _whole(indices, torch.int32), _whole(counts, torch.int32)]
+    extras = [_floats(key_bias), _ints(indices), _ints(counts)]
     return [*map(_rows, tensors), *extras, scale, torch.get_num_threads()]
 
 
@@ -224,8 +248,8 @@ def gather_attend(
     q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, indices: Tensor, counts: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """out and log Σ exp for each query's own list of keys: the first `counts` [B, H, N] of `indices` [B, H, N, m]."""
-    out, lse = _results(q, v)
     inputs = _gather_inputs((q, k, v), key_bias, indices, counts, scale)
+    out, lse = _results(q, v)
     _call(kernels().gather_attend, *inputs, out.numpy(), lse.numpy())
     return _typed(out, q), lse
 
@@ -244,9 +268,9 @@ def gather_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
-    gradients = _gradients(q, k, v, bias_grad)
     inputs = _gather_inputs((q, k, v), key_bias, indices, counts, scale)
-    forward = [_rows(out), _whole(lse, torch.float32), _rows(out_grad)]
+    gradients = _gradients(q, k, v, bias_grad)
+    forward = [_rows(out), _floats(lse), _rows(out_grad)]
     _call(kernels().gather_backward, *inputs, *forward, *_arrays(gradients))
     return _finish(gradients, q, k, v, key_bias)
 
@@ -263,9 +287,10 @@ def sparsifiner_select(
 
     Coefficients count if they are above `tau` and, unless `top` is 0, among its `top` largest.
     """
-    indices = torch.empty(*coefficients.shape[:3], budget, dtype=torch.int32)
+    inputs = [_rows(coefficients), _floats(basis), budget, prefix, tau, top]
+    room = min(max(budget, 0), coefficients.shape[2])  # a budget of more is refused
+    indices = torch.empty(*coefficients.shape[:3], room, dtype=torch.int32)
     counts = torch.empty(coefficients.shape[:3], dtype=torch.int32)
-    inputs = [_rows(coefficients), _whole(basis, torch.float32), budget, prefix, tau, top]
     _call(kernels().sparsifiner_select, *inputs, torch.get_num_threads(), indices.numpy(), counts.numpy())
     return indices, counts
 
@@ -287,9 +312,9 @@ def sparsifiner(
     scale: float,
 ) -> Tensor:
     """Choose as `sparsifiner_select` does and attend at once: out [B, H, N, ·]. No list outlives its query."""
-    out, lse = _results(q, v)
-    heads = [*map(_rows, (q, k, v)), _whole(key_bias, torch.float32), _rows(coefficients), _whole(basis, torch.float32)]
-    tail = [*(None if x is None else _rows(x) for x in (tail_scores, tail_values)), _whole(share, torch.float32)]
+    heads = [*map(_rows, (q, k, v)), _floats(key_bias), _rows(coefficients), _floats(basis)]
+    tail = [*(None if x is None else _rows(x) for x in (tail_scores, tail_values)), _floats(share)]
     sizes = [budget, prefix, tau, top, scale, torch.get_num_threads()]
+    out, lse = _results(q, v)
     _call(kernels().sparsifiner, *heads, *tail, *sizes, out.numpy(), lse.numpy())
     return _typed(out, q)

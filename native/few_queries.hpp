@@ -1,23 +1,23 @@
-// The same for Q queries, too few to fill lanes: here the lanes are channels, and a vector of scores holds R keys × Q
-// queries.
+// One softmax over a list of keys for Q queries, too few to fill lanes: here the lanes are channels, and a vector of
+// scores holds R keys × Q queries.
 #pragma once
 
-#include "rows.hpp"
+#include "kv_table.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 template <int W, int Q>
-struct Few {
+struct FewQueries {
   using S = Simd<W>;
   using F = typename S::F;
   static constexpr int R = W / Q;
 
-  static void forward(const Rows& rows, const int32_t* list, int count, const Queries& queries, float scale,
-                      float* scratch) {
+  static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
+                      Cursor scratch) {
     const int width = padded(rows.width), value_width = padded(rows.value_width);
-    float* const q = scratch;
-    float* const out = q + Q * width;
-    float* const p = out + Q * value_width;
+    float* const q = scratch.floats(Q * width);
+    float* const out = scratch.floats(Q * value_width);
+    float* const p = scratch.floats(Q * kChunk);
     for (int i = 0; i < Q; ++i) {
       for (int c = 0; c < width; ++c) q[i * width + c] = c < rows.width ? queries.q[i][c] * (scale * kLog2e) : 0.f;
     }
@@ -101,4 +101,4 @@ struct Few {
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

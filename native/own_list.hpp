@@ -6,7 +6,7 @@
 
 #include "head.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 struct List {
   const int32_t* row;
@@ -14,24 +14,18 @@ struct List {
 };
 
 template <int W>
-struct Listed {
+struct OwnList {
   using S = Simd<W>;
   using F = typename S::F;
 
-  static INLINE float* load_row(const float* from, int width, float factor, Cursor& memory) {
-    float* const to = memory.floats(padded(width));
+  // Rows of scratch, as wide as rows of the table.
+  static INLINE void load_row(float* to, const float* from, int width, float factor) {
     for (int c = 0; c < padded(width); ++c) to[c] = c < width ? from[c] * factor : 0.f;
-    return to;
   }
-
-  static INLINE float* zeros(int width, Cursor& memory) {
-    float* const to = memory.floats(padded(width));
-    std::memset(to, 0, sizeof(float) * padded(width));
-    return to;
-  }
+  static INLINE void clear(float* to, int width) { std::memset(to, 0, sizeof(float) * padded(width)); }
 
   // Each key's score, with its bias if there are any.
-  static INLINE void scores(const Rows& rows, bool biased, const List& seen, const float* q, float* p) {
+  static INLINE void scores(const KvTable& rows, bool biased, const List& seen, const float* q, float* p) {
     dots(seen, rows.k, q, padded(rows.width), p);
     for (int i = 0; i < seen.count && biased; i += W) {
       float bias[W];
@@ -103,4 +97,4 @@ struct Listed {
   }
 };
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

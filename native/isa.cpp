@@ -1,6 +1,6 @@
-// One instruction set's kernels. CMake compiles this file several times, each with its flags, its ATTENDLESS_UNIT (a
-// name) and its ATTENDLESS_WIDTH (floats in a vector). The avx512 unit has been compiled but never run: no machine at
-// hand has those instructions. Its code is tested as `wide`, the same width compiled for AVX2.
+// One instruction set's kernels. CMake compiles this file several times, each with its flags, its ATTENDLESS_ISA (a
+// name) and its ATTENDLESS_WIDTH (floats in a vector). `wide` is avx512's width compiled for AVX2: on machines without
+// AVX-512 it tests that code.
 //
 // A new kernel needs a header like block.hpp, an entry in Kernels, and a line here.
 #include "block.hpp"
@@ -12,7 +12,7 @@
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 namespace {
 
 constexpr int W = ATTENDLESS_WIDTH;
@@ -38,7 +38,7 @@ void exp2(const float* from, float* to, int64_t count) {
 }  // namespace
 
 extern const Kernels kernels;
-const Kernels kernels = {TEXT(ATTENDLESS_UNIT), foveal, foveal_backward, block, block_backward, gather,
+const Kernels kernels = {TEXT(ATTENDLESS_ISA), foveal, foveal_backward, block, block_backward, gather,
                          gather_backward, sparsifiner, exp2};
 
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

@@ -2,23 +2,26 @@
 // and a group of queries that share the list.
 #pragma once
 
-#include "simd.hpp"
+#include "scratch.hpp"
 
-namespace attendless::ATTENDLESS_UNIT {
+namespace attendless::ATTENDLESS_ISA {
 
 constexpr int kChunk = 48;  // a multiple of every Tile::kBlock and of every W
 constexpr int kGroup = 16;  // queries at most in one tile of lanes
 
-template <class N>
-INLINE N padded(N count) {
-  return (count + 15) / 16 * 16;
-}
-
-// A head's keys and values (or their gradients). Rows are padded with zeros to a multiple of 16 channels.
-struct Rows {
+// A head's keys and values (or their gradients). KvTable are padded with zeros to a multiple of 16 channels.
+struct KvTable {
   float *k, *v;
   float* bias;  // of each row: in units of log 2, or its gradient
   int width, value_width;
+
+  INLINE KvTable(Cursor& memory, int64_t rows, int key_width, int value_width)
+      : k(memory.floats(rows * padded(key_width))),
+        v(memory.floats(rows * padded(value_width))),
+        bias(memory.floats(rows)),
+        width(key_width),
+        value_width(value_width) {}
+
   INLINE float* key(int64_t row) const { return k + row * padded(width); }
   INLINE float* value(int64_t row) const { return v + row * padded(value_width); }
 };
@@ -51,7 +54,7 @@ struct Chunk {
   float *key[kChunk], *value[kChunk];
   float bias[kChunk];
 
-  INLINE Chunk(const Rows& rows, const int32_t* list, int left) : count(least(kChunk, left)) {
+  INLINE Chunk(const KvTable& rows, const int32_t* list, int left) : count(least(kChunk, left)) {
     for (int i = 0; i < kChunk; ++i) {
       const int32_t row = list[least(i, count - 1)];
       key[i] = rows.key(row);
@@ -61,9 +64,4 @@ struct Chunk {
   }
 };
 
-// Floats of scratch it takes to attend to a list, of any length.
-INLINE int64_t group_scratch(int width, int value_width) {
-  return int64_t(kGroup) * (3 * padded(width) + 2 * padded(value_width) + 2 * kChunk);
-}
-
-}  // namespace attendless::ATTENDLESS_UNIT
+}  // namespace attendless::ATTENDLESS_ISA

@@ -1,0 +1,82 @@
+// Where scratch memory lies. A cursor hands out pieces one after the other, in whole cache lines. One that stands on no
+// memory only counts, so that the code which lays memory out is also what says how much of it there must be.
+//
+// With the address sanitizer a gap that nobody may touch follows every piece: one that runs over into the next is found.
+#pragma once
+
+#include "simd.hpp"
+
+#if defined(__SANITIZE_ADDRESS__)
+#define ATTENDLESS_ASAN
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define ATTENDLESS_ASAN
+#endif
+#endif
+
+#if defined(ATTENDLESS_ASAN)
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace attendless::ATTENDLESS_ISA {
+
+template <class N>
+INLINE N padded(N count) {
+  return (count + 15) / 16 * 16;
+}
+
+class Cursor {
+  float* memory_ = nullptr;
+  int64_t room_ = 0, used_ = 0;
+
+ public:
+  INLINE Cursor() {}  // counts
+  INLINE Cursor(float* memory, int64_t floats) : memory_(memory), room_(floats) {}
+
+  INLINE int64_t used() const { return used_; }
+
+  INLINE float* floats(int64_t count) {
+    const int64_t from = used_;
+    used_ += padded(count) + kGap;
+    if (!memory_) return nullptr;
+    guard(memory_ + from, count);
+    return memory_ + from;
+  }
+  INLINE int32_t* ints(int64_t count) { return reinterpret_cast<int32_t*>(floats(count)); }
+  INLINE const float** pointers(int64_t count) {
+    return reinterpret_cast<const float**>(floats(2 * count));  // 8 bytes at most
+  }
+  // A piece to be laid out later, perhaps in more ways than one.
+  INLINE Cursor part(int64_t count) {
+    float* const from = floats(count);
+    return from ? Cursor(from, count) : Cursor();
+  }
+
+ private:
+#if defined(ATTENDLESS_ASAN)
+  static constexpr int64_t kGap = 16;
+  void guard(float* piece, int64_t count) const {
+    float* const end = memory_ + used_;
+    if (used_ > room_) __builtin_trap();
+    __asan_unpoison_memory_region(piece, sizeof(float) * size_t(count));
+    __asan_poison_memory_region(piece + count, sizeof(float) * size_t(end - piece - count));
+  }
+#else
+  static constexpr int64_t kGap = 0;
+  INLINE void guard(float*, int64_t) const {
+#if !defined(NDEBUG)
+    if (used_ > room_) __builtin_trap();
+#endif
+  }
+#endif
+};
+
+// Floats that `lay_out` takes of the cursor it is given.
+template <class LayOut>
+INLINE int64_t counted(LayOut lay_out) {
+  Cursor memory;
+  lay_out(memory);
+  return memory.used();
+}
+
+}  // namespace attendless::ATTENDLESS_ISA
