@@ -14,6 +14,8 @@ namespace attendless {
 // No size is larger: tokens, channels, heads of all images, places of a grid. A kernel's sums of a few sizes, or its
 // products of one with the number of lanes, then stay far inside an int; products of two are 64 bits wide.
 constexpr int64_t kLargest = int64_t(1) << 24;
+// More threads are asked for by mistake: a runtime that cannot start them ends the process.
+constexpr int kMostThreads = 256;
 
 template <class... Part>
 [[noreturn, gnu::cold, gnu::noinline]] void fail(const Part&... parts) {

@@ -62,7 +62,7 @@ Problem problem_of(const Heads& first, const char* name, int threads) {
   problem.heads = size_of(first.shape(1), name);
   problem.tokens = size_of(first.shape(2), name);
   size_of(uint64_t(problem.batch) * uint64_t(problem.heads), name);
-  problem.threads = std::clamp(threads, 1, 1024);
+  problem.threads = std::clamp(threads, 1, kMostThreads);
   return problem;
 }
 
@@ -309,7 +309,7 @@ int64_t foveal_tiles(const Numbers& layout) { return Layout(layout).tiles(); }
 int threads_running(int threads) {
   std::atomic<int> running{0};
   nb::gil_scoped_release unlocked;
-  run_parallel(std::clamp(threads, 1, 1024), [](void* count, int) { ++*static_cast<std::atomic<int>*>(count); },
+  run_parallel(std::clamp(threads, 1, kMostThreads), [](void* count, int) { ++*static_cast<std::atomic<int>*>(count); },
                &running);
   return running;
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator
@@ -28,6 +29,17 @@ def every_path(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each test that asks for it runs once on every instruction path this machine has."""
     with native.forced(request.param):
         yield request.param
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,17 +31,25 @@ def threading() -> str:
 
 def _rows(x: Tensor) -> Any:
     """[B, H, N, ·] as an array of 32-bit floats with adjacent channels; no copy if it is one already."""
-    if x.ndim != 4:
-        raise UserError(f"the native kernels take [batch, heads, tokens, channels], not {list(x.shape)}")
+    if x is None or x.ndim != 4:  # an operator hands on None, whatever its signature says
+        given = None if x is None else list(x.shape)
+        raise UserError(f"the native kernels take [batch, heads, tokens, channels], not {given}")
     if x.dtype is not torch.float32:
-        x = x.float()
+        x = _within_reason(x).float()
     if x.stride(-1) != 1 and x.shape[-1] > 1:
-        x = x.contiguous()
+        x = _within_reason(x).contiguous()
     return x.detach().numpy()
 
 
+def _within_reason(x: Tensor) -> Tensor:
+    """Asked before a copy is made: an expanded tensor has any size and no memory."""
+    if x.numel() > 2**31:
+        raise UserError(f"a tensor of {list(x.shape)} is too large for the native kernels")
+    return x
+
+
 def _floats(x: Tensor | None) -> Any:
-    return None if x is None else x.detach().to(torch.float32).contiguous().numpy()
+    return None if x is None else _within_reason(x).detach().to(torch.float32).contiguous().numpy()
 
 
 def _ints(x: Tensor | None) -> Any:
@@ -51,7 +59,7 @@ def _ints(x: Tensor | None) -> Any:
         return None
     if x.dtype not in (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8):
         raise UserError(f"expected a tensor of int32 or int64 numbers, got {x.dtype}")
-    if x.dtype is torch.int64:
+    if _within_reason(x).dtype is torch.int64:
         x = x.clamp(-(2**31), 2**31 - 1)
     return x.detach().to(torch.int32).contiguous().numpy()
 
