@@ -18,7 +18,8 @@ struct BlockHead {
 
   struct Local {
     Cursor attend;
-    Local(const Block& b, Cursor& memory) : attend(memory.part(Attend<W>::scratch(b.problem.q.width, b.problem.v.width))) {}
+    Local(const Block& b, Cursor& memory)
+        : attend(memory.part(Attend<W>::scratch(b.problem.q.width, b.problem.v.width))) {}
   };
 
   BlockHead(const Block& b, int image, int head_index, Cursor& memory)

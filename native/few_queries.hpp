@@ -64,7 +64,7 @@ struct FewQueries {
  private:
   // The dot products of R rows with Q queries, one in each lane.
   static INLINE F dots(const float* const* row, const float* bias, const float* q, int width) {
-    F sum[W], start;
+    F sum[W], start{};
     UNROLL for (int i = 0; i < W; ++i) {
       sum[i] = F{};
       start[i] = bias[i / Q];

@@ -34,7 +34,7 @@ struct FovealHead {
     int32_t* list;  // of the rows a tile sees
     Cursor attend;
     int32_t *sharp, *touched, *opened;  // cells chosen, as flags; coarse cells with one of them, as flags and as a list
-    int32_t *chosen, *index;            // cells of kTiles tiles; of one, with room for eight more
+    int32_t *chosen, *index;            // cells of kTiles tiles; of one, with room for what Select writes beyond
     float *score, *mean[kTiles];        // of the cells and of the queries, for each of kTiles tiles
 
     Local(const Foveal& f, Cursor& memory)
@@ -44,7 +44,7 @@ struct FovealHead {
           touched(memory.ints(f.parents.count)),
           opened(memory.ints(f.parents.count + 1)),
           chosen(memory.ints(int64_t(kTiles) * f.budget)),
-          index(memory.ints(f.budget + 8)),
+          index(memory.ints(padded(f.image->cells.count) + 8)),
           score(memory.floats(int64_t(kTiles) * padded(f.image->cells.count))) {
       for (int i = 0; i < kTiles; ++i) mean[i] = memory.floats(f.problem.q.width);
     }

@@ -27,7 +27,8 @@ INLINE N padded(N count) {
 
 class Cursor {
   float* memory_ = nullptr;
-  int64_t room_ = 0, used_ = 0;
+  [[maybe_unused]] int64_t room_ = 0;
+  int64_t used_ = 0;
 
  public:
   INLINE Cursor() {}  // counts

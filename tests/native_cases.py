@@ -54,6 +54,7 @@ class Case:
     biased: bool
     reduced: float  # share of patches that are left; 1 for a full grid
     seed: int
+    threads: int = 1
 
     @property
     def sizes(self) -> list[int]:
@@ -74,7 +75,8 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, longest: int = 11) -> Case:
-    height, width = draw(st.integers(1, longest)), draw(st.integers(1, longest))
+    sides = st.integers(1, longest) | st.integers(longest, 2 * longest)
+    height, width = draw(sides), draw(sides)
     cell = draw(st.integers(1, 4))
     layout = foveal.layout(
         height,
@@ -94,6 +96,7 @@ def cases(draw: st.DrawFn, longest: int = 11) -> Case:
         biased=draw(st.booleans()),
         reduced=draw(st.sampled_from([1.0, 1.0, 0.5])),
         seed=draw(st.integers(0, 2**16)),
+        threads=draw(st.integers(1, 4)),
     )
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attendless.errors import UserError
 from attendless.sparse import native, ops, patterns
-from native_cases import close, every_path, needs_kernels, sweep  # noqa: F401
+from native_cases import close, every_path, needs_kernels, sweep, threads  # noqa: F401
 
 pytestmark = needs_kernels
 
@@ -20,7 +20,8 @@ pytestmark = needs_kernels
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[patterns.Pattern, tuple[Tensor, Tensor, Tensor], Tensor | None]:
     """Blocks of any size, each seeing others at random, in all heads alike or each for itself; some see nothing."""
-    height, width, prefix = draw(st.integers(1, 9)), draw(st.integers(1, 9)), draw(st.integers(0, 2))
+    sides = st.integers(1, 9) | st.integers(9, 20)
+    height, width, prefix = draw(sides), draw(sides), draw(st.integers(0, 2))
     blocks = patterns.grid_blocks(height, width, prefix, draw(st.integers(1, 6)))
     B, H = draw(st.integers(1, 2)), draw(st.integers(1, 3))
     random = np.random.default_rng(draw(st.integers(0, 999)))
@@ -37,18 +38,20 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, pattern: patter
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.where(pattern.mask(), -torch.inf), scale=0.3)
 
 
-@given(problem=problems())
+@given(problem=problems(), count=st.integers(1, 4))
 @sweep
-def test_attends_and_differentiates_as_dense_with_a_mask(path: str, problem: tuple) -> None:
+def test_attends_and_differentiates_as_dense_with_a_mask(path: str, problem: tuple, count: int) -> None:
     pattern, tensors, bias = problem
     lists = ops.block_lists(pattern)
     leaves = [x.requires_grad_() for x in (*tensors, bias) if x is not None]
     expected = masked(*tensors, bias, pattern)
-    out, lse = native.block_attend(*tensors, bias, lists, 0.3)
+    with threads(count):
+        out, lse = native.block_attend(*tensors, bias, lists, 0.3)
     close(out, expected)
     seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     wanted = torch.autograd.grad(expected, leaves, seed)
-    ours = native.block_backward(seed, *tensors, out, lse, bias, lists, 0.3, bias is not None)
+    with threads(count):
+        ours = native.block_backward(seed, *tensors, out, lse, bias, lists, 0.3, bias is not None)
     for gradient, truth in zip(ours[: len(leaves)], wanted, strict=True):
         close(gradient, truth, tolerance=5e-5)
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attendless.errors import UserError
 from attendless.sparse import execution, gather, native, operations
-from native_cases import close, every_path, needs_kernels, sweep  # noqa: F401
+from native_cases import close, every_path, needs_kernels, sweep, threads  # noqa: F401
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Lists:
     counted: bool = True
     repeats: bool = True
     seed: int = 0
+    threads: int = 1
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor, Tensor | None]:
         """q, k, v, key_bias, indices, counts. q and k are views of a packed tensor, as a model makes them."""
@@ -48,8 +49,8 @@ class Lists:
 
 
 @st.composite
-def problems(draw: st.DrawFn) -> Lists:
-    tokens = draw(st.integers(1, 40))
+def problems(draw: st.DrawFn, most: int = 200) -> Lists:
+    tokens = draw(st.integers(1, 40) | st.integers(1, most))
     repeats = draw(st.booleans())
     return Lists(
         batch=draw(st.integers(1, 2)),
@@ -62,6 +63,7 @@ def problems(draw: st.DrawFn) -> Lists:
         counted=draw(st.booleans()),
         repeats=repeats,
         seed=draw(st.integers(0, 2**16)),
+        threads=draw(st.integers(1, 4)),
     )
 
 
@@ -70,7 +72,7 @@ def attend(problem: tuple, scale: float = 0.2) -> Tensor:
     return gather.attend(q, k, v, indices, counts, scale=scale, key_bias=bias)
 
 
-@given(lists=problems())
+@given(lists=problems(most=40))
 @example(lists=Lists(tokens=1, longest=0))
 @sweep
 def test_the_reference_is_its_definition(lists: Lists) -> None:
@@ -97,11 +99,13 @@ def test_attends_and_differentiates_as_defined(path: str, lists: Lists) -> None:
     leaves = [x.detach().requires_grad_() for x in (q, k, v, bias) if x is not None]
     q, k, v, bias = [*leaves, None][:4]
     expected = attend((q, k, v, bias, indices, counts))
-    out, lse = native.gather_attend(q, k, v, bias, indices, counts, 0.2)
+    with threads(lists.threads):
+        out, lse = native.gather_attend(q, k, v, bias, indices, counts, 0.2)
     close(out, expected)
     seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     wanted = torch.autograd.grad(expected, leaves, seed)
-    ours = native.gather_backward(seed, q, k, v, out, lse, bias, indices, counts, 0.2, bias is not None)
+    with threads(lists.threads):
+        ours = native.gather_backward(seed, q, k, v, out, lse, bias, indices, counts, 0.2, bias is not None)
     for gradient, truth in zip(ours[: len(leaves)], wanted, strict=True):
         close(gradient, truth, tolerance=5e-5)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -80,6 +81,30 @@ def problem(seed: int) -> tuple:
 
 
 @needs_kernels
+def test_threads_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert native.threading() == ""
+    assert [native.kernels().threads_running(n) for n in (-1, 0, 1, 3)] == [1, 1, 1, 3]
+    monkeypatch.setattr(native, "available", False)
+    assert native.threading() == ""
+
+
+@needs_kernels
+def test_the_last_few_grids_are_kept() -> None:
+    """More grids than are kept, in turn, come out as they did at first."""
+    plans = [foveal.layout(3 + i, 4, 1, keep=0.5, cell=2, tile=2, coarse=0) for i in range(20)]
+    inputs = [torch.randn(1, 1, 1 + plan.patches, 8) for plan in plans]
+
+    def run(i: int) -> torch.Tensor:
+        x = inputs[i]
+        return native.foveal_forward(x, x, x, None, None, list(dataclasses.astuple(plans[i])), 0.3)
+
+    first = [run(i) for i in range(20)]
+    with ThreadPoolExecutor(4) as pool:
+        again = list(pool.map(lambda i: run(i % 20), range(200)))
+    assert all(torch.equal(x, first[i % 20]) for i, x in enumerate(again))
+
+
+@needs_kernels
 def test_two_threads_at_once() -> None:
     alone = [native.foveal(*problem(seed))[0] for seed in range(8)]
     before = torch.get_num_threads()
@@ -96,14 +121,14 @@ CHILD = """
 import os, sys, torch
 sys.path.insert(0, "tests")
 from test_native_runtime import problem
-from attendless import compiled
 from attendless.sparse import native
 torch.set_num_threads(4)
 before = native.foveal(*problem(0))[0]
 child = os.fork()
 if not child:
     same = torch.equal(before, native.foveal(*problem(0))[0])
-    os._exit(0 if same else 1)
+    several = native.kernels().threads_running(4) == 4 and "forked" in native.threading()
+    os._exit(0 if same and several else 1)
 print(native.path())
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(open("/proc/self/maps").read())
@@ -113,8 +138,8 @@ print(open("/proc/self/maps").read())
 @needs_kernels
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="reads /proc")
 def test_in_a_process_of_its_own() -> None:
-    """The environment names the path; a fork has none of its parent's threads and must not wait for them; and there is
-    one OpenMP runtime, PyTorch's: two pools of threads would stall each other."""
+    """The environment names the path; a fork has none of its parent's threads, must not wait for them, and starts its
+    own; and there is one OpenMP runtime, PyTorch's: two pools of threads would stall each other."""
     environment = os.environ | {"ATTENDLESS_NATIVE": "portable"}
     command = [sys.executable, "-c", CHILD]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, cwd=ROOT)

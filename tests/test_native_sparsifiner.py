@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attendless.errors import UserError
 from attendless.sparse import native
 from attendless.sparse.operations import gather as gather_attend
-from native_cases import close, every_path, needs_kernels, sweep  # noqa: F401
+from native_cases import close, every_path, needs_kernels, sweep, threads  # noqa: F401
 
 pytestmark = needs_kernels
 SCALE = 0.2
@@ -39,6 +39,7 @@ class Case:
     biased: bool = True
     tail: bool = True
     seed: int = 0
+    threads: int = 1
 
     def tensors(self) -> dict[str, Tensor | None]:
         random = torch.Generator().manual_seed(self.seed)
@@ -82,6 +83,7 @@ def cases(draw: st.DrawFn) -> Case:
         biased=draw(st.booleans()),
         tail=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
+        threads=draw(st.integers(1, 4)),
     )
 
 
@@ -138,7 +140,9 @@ def as_lists(indices: Tensor, counts: Tensor) -> dict[tuple, list[int]]:
 @sweep
 def test_chooses_and_attends_as_defined(path: str, case: Case) -> None:
     t = case.tensors()
-    indices, counts = select(t, case)
+    with threads(case.threads):
+        indices, counts = select(t, case)
+        out = native.sparsifiner(*arguments(t, case))
     lists = as_lists(indices, counts)
     if case.levels:  # exact sums, so the choice is the definition's own, ties included
         connectivity = (t["coefficients"].double() @ t["basis"].double()).tolist()
@@ -148,7 +152,7 @@ def test_chooses_and_attends_as_defined(path: str, case: Case) -> None:
         check_choice(t, lists, case)
     assert (indices >= 0).all()
     assert (indices < case.tokens).all()
-    close(native.sparsifiner(*arguments(t, case)), definition(t, lists, case.prefix), tolerance=1e-5)
+    close(out, definition(t, lists, case.prefix), tolerance=1e-5)
 
 
 def check_choice(t: dict, lists: dict[tuple, list[int]], case: Case) -> None:

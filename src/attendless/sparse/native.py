@@ -239,9 +239,7 @@ def block_backward(
     """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
     inputs = _block_inputs((q, k, v), key_bias, lists, scale)
     gradients = _gradients(q, k, v, bias_grad)
-    _call(
-        kernels().block_backward, *inputs, _rows(out), _floats(lse), _rows(out_grad), *_arrays(gradients)
-    )
+    _call(kernels().block_backward, *inputs, _rows(out), _floats(lse), _rows(out_grad), *_arrays(gradients))
     return _finish(gradients, q, k, v, key_bias)
 
 

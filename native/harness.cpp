@@ -1,0 +1,304 @@
+// The kernels against loops over their definitions, without Python: for sanitizers that Python drowns in noise, for other
+// compilers and for processors that are only emulated. Random problems on every instruction set there is, with one to
+// four threads, some of them from two callers at once.
+//
+//     harness [problems] [seed]
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checks.hpp"
+#include "dispatch.hpp"
+#include "geometry.hpp"
+#include "parallel.hpp"
+
+using namespace attendless;
+
+namespace {
+
+using Values = std::vector<float>;
+using Lists = std::vector<std::vector<int>>;  // the keys of each query of each head of each image
+
+struct Random {
+  std::mt19937 engine;
+  int from(int low, int high) { return low + int(engine() % unsigned(high - low + 1)); }
+  bool flip() { return engine() & 1; }
+  Values values(size_t count) {
+    std::normal_distribution<float> normal;
+    Values result(count);
+    for (float& x : result) x = normal(engine);
+    return result;
+  }
+};
+
+View view(Values& x, const Problem& p, int tokens, int width) {
+  return {x.data(), int64_t(p.heads) * tokens * width, int64_t(tokens) * width, width, width};
+}
+
+// Everything a problem's pointers point at.
+struct Tensors {
+  Problem problem{};
+  Values q, k, v, bias, out, lse, out_grad, q_grad, k_grad, v_grad, bias_grad;
+
+  Tensors(Random& random, int tokens) {
+    problem.batch = random.from(1, 2);
+    problem.heads = random.from(1, 3);
+    problem.tokens = tokens;
+    problem.threads = random.from(1, 4);
+    problem.scale = 0.3f;
+    const size_t rows = size_t(problem.batch) * problem.heads * tokens;
+    const int width = random.from(1, 40), value_width = random.from(1, 40);
+    for (Values* x : {&q, &k}) *x = random.values(rows * width);
+    for (Values* x : {&v, &out_grad}) *x = random.values(rows * value_width);
+    for (Values* x : {&q_grad, &k_grad}) x->assign(rows * width, NAN);
+    for (Values* x : {&out, &v_grad}) x->assign(rows * value_width, NAN);
+    for (Values* x : {&lse, &bias_grad}) x->assign(rows, NAN);
+    bias = random.values(size_t(problem.batch) * tokens);
+    if (random.flip()) problem.bias = bias.data();
+    problem.q = view(q, problem, tokens, width);
+    problem.k = view(k, problem, tokens, width);
+    problem.v = view(v, problem, tokens, value_width);
+    problem.out = view(out, problem, tokens, value_width);
+    problem.lse = lse.data();
+  }
+
+  void want_gradients() {
+    problem.out_grad = view(out_grad, problem, problem.tokens, problem.v.width);
+    problem.q_grad = view(q_grad, problem, problem.tokens, problem.q.width);
+    problem.k_grad = view(k_grad, problem, problem.tokens, problem.q.width);
+    problem.v_grad = view(v_grad, problem, problem.tokens, problem.v.width);
+    problem.bias_grad = bias_grad.data();
+  }
+};
+
+[[noreturn]] void wrong(const std::string& what) {
+  std::printf("wrong: %s on %s\n", what.c_str(), kernels().name);
+  std::exit(1);
+}
+
+void compare(const char* what, const Values& ours, const std::vector<double>& truth) {
+  double most = 1.;
+  for (const double x : truth) most = std::max(most, std::fabs(x));
+  for (size_t i = 0; i < truth.size(); ++i) {
+    if (!(std::fabs(ours[i] - truth[i]) <= 1e-4 * most)) {
+      wrong(std::string(what) + ", number " + std::to_string(i) + ": " + std::to_string(ours[i]) + " is not " +
+            std::to_string(truth[i]));
+    }
+  }
+}
+
+// The definition, and its derivative: each query's softmax over its own list.
+void check(const Tensors& t, const Lists& lists, bool backward) {
+  const Problem& p = t.problem;
+  const int D = p.q.width, E = p.v.width;
+  std::vector<double> out(t.out.size()), q_grad(t.q.size()), k_grad(t.q.size()), v_grad(t.out.size());
+  std::vector<double> bias_grad(t.lse.size());
+  for (size_t row = 0; row < lists.size(); ++row) {
+    const std::vector<int>& list = lists[row];
+    const size_t first = row / p.tokens * p.tokens, image = row / p.tokens / p.heads;
+    std::vector<double> weight(list.size());
+    double most = -INFINITY, total = 0.;
+    for (size_t i = 0; i < list.size(); ++i) {
+      const size_t key = first + list[i];
+      weight[i] = p.bias ? p.bias[image * p.tokens + list[i]] : 0.;
+      for (int c = 0; c < D; ++c) weight[i] += double(p.scale) * t.q[row * D + c] * t.k[key * D + c];
+      most = std::max(most, weight[i]);
+    }
+    for (double& w : weight) total += w = std::exp(w - most);
+    for (size_t i = 0; i < list.size(); ++i) {
+      weight[i] /= total;
+      for (int c = 0; c < E; ++c) out[row * E + c] += weight[i] * t.v[(first + list[i]) * E + c];
+    }
+    double mean = 0.;
+    for (int c = 0; c < E; ++c) mean += out[row * E + c] * t.out_grad[row * E + c];
+    for (size_t i = 0; i < list.size() && backward; ++i) {
+      const size_t key = first + list[i];
+      double slope = -mean;
+      for (int c = 0; c < E; ++c) {
+        slope += double(t.out_grad[row * E + c]) * t.v[key * E + c];
+        v_grad[key * E + c] += weight[i] * t.out_grad[row * E + c];
+      }
+      slope *= weight[i];
+      bias_grad[key] += slope;
+      for (int c = 0; c < D; ++c) {
+        q_grad[row * D + c] += slope * p.scale * t.k[key * D + c];
+        k_grad[key * D + c] += slope * p.scale * t.q[row * D + c];
+      }
+    }
+  }
+  compare("out", t.out, out);
+  if (!backward) return;
+  compare("q_grad", t.q_grad, q_grad);
+  compare("k_grad", t.k_grad, k_grad);
+  compare("v_grad", t.v_grad, v_grad);
+  compare("bias_grad", t.bias_grad, bias_grad);
+}
+
+void try_block(Random& random) {
+  Tensors t(random, random.from(1, 150));
+  const Problem& p = t.problem;
+  const int tiles = random.from(1, 5), patterns = random.flip() ? p.heads : 1;
+  std::vector<int32_t> query_start{0}, queries(size_t(p.tokens)), key_start{0}, keys;
+  for (int i = 0; i < p.tokens; ++i) queries[size_t(i)] = i;
+  std::shuffle(queries.begin(), queries.end(), random.engine);
+  for (int i = 1; i < tiles; ++i) query_start.push_back(random.from(0, p.tokens));
+  std::sort(query_start.begin(), query_start.end());
+  query_start.push_back(p.tokens);
+  for (int i = 0; i < tiles * patterns; ++i) {
+    for (int n = random.from(0, 120); n > 0; --n) keys.push_back(random.from(0, p.tokens - 1));
+    key_start.push_back(int32_t(keys.size()));
+  }
+  Lists lists(t.lse.size());
+  for (size_t head = 0; head < size_t(p.batch) * p.heads; ++head) {
+    for (int tile = 0; tile < tiles; ++tile) {
+      const size_t at = size_t(tile) + (patterns > 1 ? head % p.heads * tiles : 0);
+      for (int i = query_start[size_t(tile)]; i < query_start[size_t(tile) + 1]; ++i) {
+        lists[head * p.tokens + queries[size_t(i)]].assign(keys.begin() + key_start[at], keys.begin() + key_start[at + 1]);
+      }
+    }
+  }
+  Block block{p, groups_of(query_start.data(), query_start.size(), queries.data(), queries.size(), p.tokens, "queries"),
+              groups_of(key_start.data(), key_start.size(), keys.data(), keys.size(), p.tokens, "keys")};
+  require_each_token_once(block.queries, p.tokens);
+  kernels().block(block);
+  t.want_gradients();
+  block.problem = p;
+  block.problem.repeats = has_repeats(block.keys, p.tokens);
+  kernels().block_backward(block);
+  check(t, lists, true);
+}
+
+void try_gather(Random& random) {
+  Tensors t(random, random.from(1, 60));
+  const Problem& p = t.problem;
+  const int longest = random.from(0, 70);
+  std::vector<int32_t> indices(t.lse.size() * size_t(longest)), counts(t.lse.size());
+  Lists lists(t.lse.size());
+  for (int32_t& x : indices) x = random.from(0, p.tokens - 1);
+  for (size_t row = 0; row < counts.size(); ++row) {
+    counts[row] = random.from(0, longest);
+    lists[row].assign(indices.begin() + row * longest, indices.begin() + row * longest + counts[row]);
+  }
+  int32_t wrong_index = 0;
+  kernels().gather({p, indices.data(), counts.data(), longest, &wrong_index});
+  t.want_gradients();
+  kernels().gather_backward({p, indices.data(), counts.data(), longest, &wrong_index});
+  if (wrong_index) wrong("gather calls a good index wrong");
+  check(t, lists, true);
+}
+
+// With every cell chosen foveal attention is full attention; with few, it must still be the same on any thread.
+void try_foveal(Random& random) {
+  const int height = random.from(1, 12), width = random.from(1, 12), prefix = random.from(0, 5);
+  const int cell = random.from(1, 3), tile = random.from(1, 5), coarse = cell * random.from(0, 2);
+  Tensors t(random, prefix + height * width);
+  const int cells = (height + cell - 1) / cell * ((width + cell - 1) / cell);
+  const Layout all({height, width, prefix, cell, tile, coarse, cells});
+  const auto geometry = geometry_of(all);
+  std::vector<int32_t> chosen(size_t(t.problem.batch) * t.problem.heads * all.tiles() * cells);
+  Foveal foveal{};
+  geometry->fill(foveal);
+  foveal.problem = t.problem;
+  foveal.chosen = chosen.data();
+  foveal.select = foveal.attend = true;
+  kernels().foveal(foveal);
+  t.want_gradients();
+  foveal.problem = t.problem;
+  kernels().foveal_backward(foveal);
+  Lists lists(t.lse.size());
+  for (auto& list : lists) {
+    for (int i = 0; i < t.problem.tokens; ++i) list.push_back(i);
+  }
+  check(t, lists, true);
+
+  for (int budget = 1; budget <= cells; budget += 1 + cells / 3) {
+    std::shared_ptr<const Geometry> few;
+    try {
+      few = geometry_of(Layout({height, width, prefix, cell, tile, coarse, budget}));
+    } catch (const std::invalid_argument&) {
+      continue;  // a tile covers more cells
+    }
+    few->fill(foveal);
+    foveal.chosen = nullptr;
+    Values first;
+    for (const int threads : {1, 2, 4}) {
+      foveal.problem.threads = threads;
+      kernels().foveal(foveal);
+      if (first.empty()) first = t.out;
+      if (t.out != first) wrong("foveal differs with threads");
+    }
+  }
+}
+
+// The choice is checked by what it must be, and attending by the choice.
+void try_sparsifiner(Random& random) {
+  Tensors t(random, random.from(1, 120));
+  const Problem& p = t.problem;
+  const int ranks = random.from(1, 20), budget = random.from(1, p.tokens), prefix = random.from(0, 3);
+  const size_t rows = t.lse.size();
+  Values coefficients = random.values(rows * ranks), basis = random.values(size_t(ranks) * p.tokens);
+  for (Values* x : {&coefficients, &basis}) {
+    for (float& number : *x) number = number < 0.f ? 0.f : std::round(4.f * number) / 4.f;  // sums are exact; ties
+  }
+  std::vector<int32_t> indices(rows * budget), counts(rows);
+  Sparsifiner args{};
+  args.problem = p;
+  args.budget = budget;
+  args.prefix = std::min(prefix, p.tokens);
+  args.coefficients = view(coefficients, p, p.tokens, ranks);
+  args.basis = basis.data();
+  kernels().sparsifiner(args);
+  args.indices = indices.data();
+  args.counts = counts.data();
+  kernels().sparsifiner(args);
+  Lists lists(rows);
+  for (size_t row = 0; row < rows; ++row) {
+    std::vector<std::pair<double, int>> best;
+    for (int key = 0; key < p.tokens; ++key) {
+      double sum = 0.;
+      for (int r = 0; r < ranks; ++r) sum += double(coefficients[row * ranks + r]) * basis[size_t(r) * p.tokens + key];
+      if (sum > 0.) best.push_back({-sum, key});
+    }
+    std::sort(best.begin(), best.end());
+    for (size_t i = 0; i < best.size() && i < size_t(budget); ++i) lists[row].push_back(best[i].second);
+    std::sort(lists[row].begin(), lists[row].end());
+    if (int(row % p.tokens) < prefix) {
+      lists[row].clear();
+      if (counts[row]) wrong("sparsifiner lists keys of a prefix");
+      for (int key = 0; key < p.tokens; ++key) lists[row].push_back(key);
+    } else if (lists[row] != std::vector<int>(indices.begin() + row * budget, indices.begin() + row * budget + counts[row])) {
+      wrong("sparsifiner's choice");
+    }
+  }
+  check(t, lists, false);
+}
+
+}  // namespace
+
+int main(int count, char** argument) {
+  const int problems = count > 1 ? std::atoi(argument[1]) : 20;
+  const unsigned seed = count > 2 ? unsigned(std::atoi(argument[2])) : 0;
+  const auto some = [&](unsigned start) {
+    Random random{std::mt19937(start)};
+    for (int i = 0; i < problems; ++i) {
+      for (const auto& attempt : {try_block, try_gather, try_foveal, try_sparsifiner}) attempt(random);
+    }
+  };
+  int done = 0;
+  for (const std::string& isa : isas()) {
+    use_isa(isa);
+    std::thread other(some, seed + 1);
+    some(seed);
+    other.join();
+    done += 2 * 4 * problems;
+    std::printf("%s ", isa.c_str());
+  }
+  std::printf("ok %d problems%s%s\n", done, *why_own_threads() ? "; own threads: " : "", why_own_threads());
+}
