@@ -95,6 +95,46 @@ def test_info_of_deit_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert {"cpu", "torch", "timm", "threads", "date"} <= set(found["stamp"])
 
 
+BROKEN = """
+from attendless import register
+from attendless.attention.full import Full
+
+@register
+class Mine(Full):
+    name = "mine"
+    def core_macs(self, grid):
+        return 1
+"""
+
+
+def test_check_runs_the_contract_on_anyones_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin, out = tmp_path / "mine.py", tmp_path / "check.json"
+    plugin.write_text(BROKEN)
+    words = ["check", "full", "mine", "--plugin", str(plugin), "--json", str(out)]
+    done = run(*words)
+    assert done.returncode == 1, done.stderr
+    assert "18 passed\n" in done.stdout
+    assert "17 passed, 1 failed" in done.stdout
+    assert "MACs stated" in done.stdout
+    found = json.loads(out.read_text())
+    assert [(row["spec"], row["check"]) for row in found["rows"] if row["result"] == "failed"] == [("mine", "macs")]
+    assert len(found["rows"]) == 2 * len(found["rules"])
+    assert inside(capsys, "check", "full", "fll")[0] == 2
+
+
+def test_exit_codes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = inside(capsys, "--help")
+    assert all(text in out for text in ("0 done", "1 a check", "2 a mistake", "130 stopped"))
+
+
+@pytest.mark.parametrize(("words", "column"), [(["papers"], "table"), (["list", "foveal"], "option")])
+def test_columns_are_headed_by_what_they_hold(words: list, column: str, capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = inside(capsys, *words)
+    heads = [line.split()[0] for line in out.splitlines() if line.strip()]
+    assert column in heads
+    assert "attention" not in heads
+
+
 def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "list.json"
     assert inside(capsys, "list", "--json", str(out))[0] == 0

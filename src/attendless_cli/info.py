@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> None:
     from attendless.backbones import is_host
     from attendless.convert import convert, open_model
     from attendless.measure.macs import layer_costs
-    from attendless.sizes import input_size
+    from attendless.sizes import input_size, size_text
 
     rows, table, per_layer = [], [], []
     for attention in args.attention or [None]:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
             row = _row(args.model, model, found, size or input_size(model))
             rows.append(row)
             table.append(_cells(row))
-            title = f"{args.model} · {row['attention']} · {_size_text(row['size'])} px"
+            title = f"{args.model} · {row['attention']} · {size_text(row['size'])} px"
             per_layer.append((title, found))
     columns = (
         "attention",
@@ -96,10 +96,12 @@ def _row(name: str, model: object, found: list, size: tuple[int, int]) -> dict:
 
 
 def _cells(row: dict) -> tuple[str, ...]:
+    from attendless.sizes import size_text
+
     macs = row["macs"]
     return (
         row["attention"],
-        _size_text(row["size"]),
+        size_text(row["size"]),
         str(row["tokens"]),
         output.millions(row["params"]),
         *(output.millions(macs[part]) for part in ("total", "core", "projections", "mlp", "other")),
@@ -122,7 +124,3 @@ def _print_layers(title: str, found: list) -> None:
     ]
     columns = ("layer", "grid", "params", "MACs", "core", "projections", "MLP", "other", "attention", "path")
     output.print_table(title, columns, table)
-
-
-def _size_text(size: list[int] | tuple[int, int]) -> str:
-    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"

@@ -51,23 +51,19 @@ def _first_line(cls: type) -> str:
 
 
 def _option_text(cls: type) -> str:
-    from attendless.options import describe_options
+    from attendless.options import describe_options, value_text
 
-    return ", ".join(f"{o['name']}={_default(o['default'])}" for o in describe_options(cls.Options))  # type: ignore[attr-defined]
+    return ", ".join(f"{o['name']}={value_text(o['default'])}" for o in describe_options(cls.Options))  # type: ignore[attr-defined]
 
 
 def _one(name: str, cls: type, options: list[dict]) -> None:
     import sys
 
-    print((sys.modules[cls.__module__].__doc__ or cls.__doc__ or "").strip(), end="\n\n")
-    table = [(o["name"], o["type"], _default(o["default"]), o["range"], o["help"]) for o in options]
-    if table:
-        output.print_table(f"options of {name}", ("attention", "value", "default", "range", "note"), table)
-    examples = getattr(cls, "examples", ())
-    print(f"specs to try: {'  '.join(examples)}" if examples else "")
-
-
-def _default(value: object) -> str:
     from attendless.options import value_text
 
-    return value_text(value)
+    print((sys.modules[cls.__module__].__doc__ or cls.__doc__ or "").strip(), end="\n\n")
+    table = [(o["name"], o["type"], value_text(o["default"]), o["range"], o["help"]) for o in options]
+    if table:
+        output.print_table(f"options of {name}", ("option", "value", "default", "range", "note"), table)
+    examples = getattr(cls, "examples", ())
+    print(f"specs to try: {'  '.join(examples)}" if examples else "")

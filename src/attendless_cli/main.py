@@ -23,6 +23,7 @@ VERBS = {
     "train": "train a model",
     "distill": "train a model that attends less to answer as its teacher does",
     "compare": "train and measure attentions under identical conditions, with a report",
+    "check": "run the contract that every attention keeps on any attention, yours too",
     "list": "the attentions and models that exist",
     "papers": "the papers' tables, counted again",
     "doctor": "what this installation and this machine can do",
@@ -56,13 +57,12 @@ def main(argv: Sequence[str]) -> int:
         prog="attendless",
         description="Vision Transformers that attend less, and are measurably faster for it.",
         epilog="start with:      attendless info deit_tiny_patch16_224 --size 224 384\n"
-        "help on a verb:  attendless VERB --help",
+        "help on a verb:  attendless VERB --help\n\n"
+        "exit codes:      0 done · 1 a check, a run or an image failed · 2 a mistake in what was given · 130 stopped",
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
-    parser.add_argument(
-        "--plugin", action="append", default=[], metavar="FILE", help="a Python file that registers attentions"
-    )
+    _plugin(parser, "plugin")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Parser)
     asked = next((word for word in argv if word in VERBS), None)
     module = importlib.import_module(f"{__package__}.{asked}") if asked else None
@@ -70,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
         if name == asked and module is not None:
             verb = verbs.add_parser(name, help=line, description=module.__doc__, formatter_class=_Help)
             module.arguments(verb)
+            _plugin(verb, "plugin_of_verb")
         else:
             verbs.add_parser(name, help=line, add_help=False)
     args = parser.parse_args(argv)
@@ -84,6 +85,12 @@ def main(argv: Sequence[str]) -> int:
     return _run(module, args)
 
 
+def _plugin(parser: argparse.ArgumentParser, name: str) -> None:
+    """`--plugin`, before the verb or after it."""
+    text = "a Python file that registers attentions or executors; may be repeated"
+    parser.add_argument("--plugin", dest=name, action="append", default=[], metavar="FILE", help=text)
+
+
 def _run(module: object, args: argparse.Namespace) -> int:
     try:
         from attendless.errors import UserError
@@ -91,7 +98,7 @@ def _run(module: object, args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 130
     try:
-        for plugin in args.plugin:
+        for plugin in (*args.plugin, *args.plugin_of_verb):
             load_plugin(plugin)
         return module.run(args) or 0  # type: ignore[attr-defined]
     except UserError as error:

@@ -27,7 +27,12 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 
 
 #: Columns that hold words rather than numbers.
-TEXT = frozenset({"attention", "options", "why", "note", "path", "value", "quantity", "source", "grid", "what it is"})
+TEXT = frozenset(
+    {
+        *("attention", "options", "why", "note", "path", "value", "quantity", "source", "grid", "what it is"),
+        *("computed by", "result", "verdict", "range"),
+    }
+)
 
 
 @contextmanager

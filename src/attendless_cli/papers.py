@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> None:
 
     if not args.table:
         listing = [(t.name, t.title, t.source) for t in papers.tables().values()]
-        output.print_table("tables", ("attention", "what it is", "source"), listing)
+        output.print_table("tables", ("table", "what it is", "source"), listing)
         output.write_json(
             args.json, {"rows": [{"table": name, "title": title, "source": s} for name, title, s in listing]}
         )
