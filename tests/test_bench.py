@@ -22,10 +22,11 @@ from torch import nn
 from attendless.attention import Macs, cap
 from attendless.convert import convert
 from attendless.errors import UserError
+from attendless.measure import bench as bench_module
 from attendless.measure import parts as parts_module
 from attendless.measure.bench import Conditions, bench, bench_rows
 from attendless.measure.cap import time_share
-from attendless.measure.macs import count
+from attendless.measure.macs import count, count_by_running
 from attendless.measure.memory import peak_memory
 from attendless.measure.parts import PARTS, parts, places, run
 from attendless.measure.plot import curves, plot, slope, slopes
@@ -195,7 +196,9 @@ def test_peak_memory_of_a_layer_whose_memory_is_known() -> None:
     found = peak_memory("torch.nn:Linear", arguments, size=(width, width), threads=1)
     weights = 4e-6 * features * width
     assert found.weights == pytest.approx(weights)
-    assert found.peak == pytest.approx(weights + 4e-6 * 3 * width * width + 4e-6 * 3 * width * features, rel=0.05)
+    known = weights + 4e-6 * 3 * width * width + 4e-6 * 3 * width * features
+    # Above what is known PyTorch may keep packed copies for its product: about 10 MB of 167 on a CPU with AVX-512.
+    assert 0.98 * known < found.peak < 1.10 * known
 
 
 SEEN_FROM_OUTSIDE = """
@@ -274,7 +277,7 @@ def test_bench_measures_against_the_dense_model() -> None:
     assert found["params"] == sum(p.numel() for p in dense.parameters())
     assert found["macs"] == count(model).as_dict()
     assert found["path"] == "sdpa"
-    assert found["pairs"] >= 25
+    assert found["pairs"] >= 1
     assert found["attention_share"] == pytest.approx(found["macs"]["core"] / found["macs"]["total"])
     assert found["cap"] == pytest.approx(1 / (1 - found["attention_share"]))
     assert found["time_cap"] == pytest.approx(1 / (1 - found["time_share"]))
@@ -303,19 +306,38 @@ def test_bench_finds_the_dense_model_itself() -> None:
         bench(model, batch=0)
 
 
-def test_bench_counts_after_timing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting first can make a compiled model slow ever after."""
-    from attendless.measure import bench as module
+def test_rows_come_as_they_are_done_and_the_cap_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    real = bench_module.race
+    monkeypatch.setattr(bench_module, "race", lambda *a, **k: (done.append("race"), real(*a, **k))[1])
+    how = Conditions(**QUICK, parts=False, throughput=False, announce=lambda size, macs: done.append(f"cap {size[0]}"))
+    for row in bench_rows("vit_tiny_patch16_224", ["full", "xca"], [32, 48], how):
+        done.append(f"{row.attention} {row.size[0]}")
+    assert done == ["cap 32", "race", "full 32", "xca 32", "cap 48", "race", "full 48", "xca 48"]
 
+
+@pytest.mark.parametrize("size", [(224, 224), (240, 320)])
+def test_the_cap_by_formula_is_the_cap_by_running(size: tuple[int, int]) -> None:
+    dense = timm.create_model("deit_tiny_patch16_224", img_size=size)
+    found = bench_module._by_formula(dense, size)
+    assert found == count_by_running(dense, size)
+    assert found.cap == count(convert(dense, "full")).cap
+    assert bench_module._by_formula(nn.Sequential(dense), size) is None
+
+
+def test_what_is_counted_by_running_is_counted_after_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running first can make a compiled model slow ever after, also the next size's."""
     done: list[str] = []
     for name in ("race", "parts", "best_batch", "count"):
-        real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *a, real=real, name=name, **k: (done.append(name), real(*a, **k))[1])
-    settings = Conditions(**QUICK)
-    bench_rows("vit_tiny_patch16_224", ["full"], [32, 48], settings)
-    assert done.count("race") == 2
-    assert "count" in done
-    assert "count" not in done[: len(done) - done[::-1].index("race")]
+        real = getattr(bench_module, name)
+        monkeypatch.setattr(
+            bench_module, name, lambda *a, real=real, name=name, **k: (done.append(name), real(*a, **k))[1]
+        )
+    monkeypatch.setattr(bench_module, "_by_formula", lambda model, size: None)
+    monkeypatch.setattr(torch, "compile", lambda model, **how: model)
+    rows = list(bench_rows("vit_tiny_patch16_224", ["full"], [32, 48], Conditions(**QUICK, compile=True)))
+    assert [row.size for row in rows] == [(32, 32), (48, 48)]
+    assert done.count("best_batch") == 4
     assert set(done[done.index("count") :]) == {"count"}
 
 
@@ -335,6 +357,10 @@ def test_bench_measures_memory_in_a_process_of_its_own() -> None:
         (
             {"speedup": 1.01, "quartiles": (0.97, 1.05), "distinguishable": False},
             "not distinguishable from the dense model (1.01×, IQR 0.97–1.05)",
+        ),
+        (
+            {"pairs": 7, "distinguishable": False},
+            "too few rounds for a verdict within the budget: 7 (median 1.31×)",
         ),
     ],
 )
@@ -363,7 +389,8 @@ def test_plot_draws_cost_against_tokens(tmp_path: Path) -> None:
     assert slopes(rows)["MB at the peak"] == {"dense (timm)": pytest.approx(0)}
     plot(rows, tmp_path / "cost.svg")
     text = (tmp_path / "cost.svg").read_text()
-    assert "slope 2.00" in text or "<path" in text
+    assert "slope 2.00" in text  # matplotlib draws letters as shapes, and notes in the file what they say
+    assert "slope 1.00" in text
     assert [file.name for file in tmp_path.iterdir()] == ["cost.svg"]
     with pytest.raises(UserError, match=r"\.png"):
         plot(rows, tmp_path / "cost.doc")

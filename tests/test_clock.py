@@ -77,7 +77,7 @@ def test_drift_favours_nobody() -> None:
 def test_every_round_gives_everybody_the_same_turns_in_changing_order() -> None:
     machine = Machine()
     names = ["dense", "a", "b"]
-    race({name: machine.contestant(name, 1.0) for name in names}, timer=machine.timer, budget=1)
+    race({name: machine.contestant(name, 1.0) for name in names}, timer=machine.timer, budget=75)
     laps = machine.order[4 * len(names) :]  # after the warm-up, one turn a round: the budget is too small for more
     rounds = [tuple(laps[i : i + 3]) for i in range(0, len(laps), 3)]
     assert len(rounds) == ROUNDS
@@ -85,20 +85,36 @@ def test_every_round_gives_everybody_the_same_turns_in_changing_order() -> None:
     assert len(set(rounds)) > 3
 
 
-def test_a_slow_contestant_still_gets_its_rounds_and_a_quick_one_stays_within_budget() -> None:
-    assert Machine().race(budget=1, dense=5.0, ours=4.0).pairs == ROUNDS
+@pytest.mark.parametrize(
+    ("budget", "pairs", "calls"), [(1, 1, 6), (40, 5, 18), (90, 10, 28)], ids=["one round", "too few", "enough"]
+)
+def test_a_slow_contestant_keeps_within_the_budget(budget: float, pairs: int, calls: int) -> None:
+    """Two to four calls of each to warm up, and no round begins after the budget is over."""
+    machine = Machine()
+    found = machine.race(budget=budget, dense=5.0, ours=4.0)
+    assert found.pairs == pairs
+    assert len(machine.order) == calls
+    assert found.ratio == pytest.approx(1.25)
+    # Few ratios that agree perfectly are still few.
+    assert found.enough is (pairs >= 8)
+    assert found.distinguishable is (pairs >= 8)
+    if not found.enough:
+        assert found.interval == (0, math.inf)
+
+
+def test_a_quick_contestant_stays_within_budget() -> None:
     machine = Machine(noisy(0, spread=0.05))
     machine.race(budget=10, dense=0.02, ours=0.02)
     assert machine.now < 12
 
 
-def test_scattering_ratios_get_longer_rounds_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scattering_ratios_get_longer_rounds_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(noisy(0, spread=3.0))
-    found = machine.race(budget=10, dense=0.02, ours=0.03)
-    assert found.pairs >= ROUNDS
-    assert 20 < machine.now < 60
+    found = machine.race(budget=30, dense=0.02, ours=0.03)
+    assert found.pairs >= ROUNDS // 2
+    assert 20 < machine.now < 33
     monkeypatch.setattr(clock, "NOISY", math.inf)
-    assert found.spread < 0.75 * Machine(noisy(0, spread=3.0)).race(budget=10, dense=0.02, ours=0.03).spread
+    assert found.spread < 0.75 * Machine(noisy(0, spread=3.0)).race(budget=30, dense=0.02, ours=0.03).spread
 
 
 def test_quick_calls_are_repeated_within_a_turn_and_reported_per_call() -> None:
@@ -155,6 +171,21 @@ def test_warm_up_waits_until_calls_stop_getting_quicker() -> None:
 
     assert warm_up(lambda: None, timer) == 0.99
     assert made[-1] == 0.99
+
+
+def test_warm_up_keeps_within_its_limit_but_forgives_the_first_call() -> None:
+    """Compilation is not held against a call; a second slow one is."""
+    for times, made in (([60.0, 1.0, 1.0, 1.0, 0.0], 4), ([60.0, 9.0, 0.0], 2), ([3.0, 3.0, 3.0, 0.0], 3)):
+        left = iter(times)
+        warm_up(lambda: None, lambda call, left=left: next(left), limit=5)
+        assert len(list(left)) == len(times) - made
+
+
+def test_best_batch_keeps_within_its_budget() -> None:
+    machine = Machine()
+    batch, rate = best_batch(lambda b: machine.contestant(str(b), 10.0 * b), machine.timer, budget=1)
+    assert (batch, rate) == (1, pytest.approx(0.1))
+    assert machine.order == ["1"] * 3
 
 
 def test_best_batch_stops_at_the_plateau() -> None:

@@ -10,12 +10,12 @@ examples:
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from . import output, words
 
 if TYPE_CHECKING:
+    from attendless.attention import Macs
     from attendless.measure.row import Measurement
 
 
@@ -28,8 +28,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
     parser.add_argument("--compile", action="store_true", help="torch.compile every contestant, the dense one too")
     parser.add_argument(
-        "--budget", metavar="S", type=float, default=10.0, help="seconds of timing for each attention (default: 10)"
-    )
+        "--budget", metavar="S", type=float, default=10.0,
+        help="seconds of timing for each attention and size; warming up comes on top (default: 10)",
+    )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="latency alone: no memory, best batch or parts")
     parser.add_argument("--plot", metavar="F", help="draw ms and MB against the token count: .png, .svg or .pdf")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the turns' order (default: 0)")
@@ -46,28 +47,26 @@ def run(args: argparse.Namespace) -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     rest = not args.quick
-    conditions = Conditions(
-        batch=args.batch,
-        threads=args.threads,
-        compile=args.compile,
-        budget=args.budget,
-        memory=rest,
-        throughput=rest,
-        parts=rest,
-        seed=args.seed,
-        progress=_say,
-    )
-    rows = bench_rows(
-        args.model,
-        args.attention,
-        args.size,
-        conditions,
-        weights=args.weights,
-        pretrained=args.pretrained,
-        below_breakeven=args.below_breakeven,
-        predictor=args.predictor,
-    )
-    _print_caps(rows)
+    with output.steps() as say:
+        conditions = Conditions(
+            batch=args.batch,
+            threads=args.threads,
+            compile=args.compile,
+            budget=args.budget,
+            memory=rest,
+            throughput=rest,
+            parts=rest,
+            seed=args.seed,
+            progress=say,
+            announce=_print_cap,
+        )
+        opening = {"weights": args.weights, "pretrained": args.pretrained}
+        opening |= {"below_breakeven": args.below_breakeven, "predictor": args.predictor}
+        rows: list[Measurement] = []
+        for row in bench_rows(args.model, args.attention, args.size, conditions, **opening):
+            _print_row(row, first=not rows or rows[-1].size != row.size)
+            rows.append(row)
+    print()
     _print_rows(args.model, rows)
     if rest:
         _print_parts(rows)
@@ -79,25 +78,32 @@ def run(args: argparse.Namespace) -> None:
     output.write_json(args.json, {"rows": [row.as_dict() for row in rows]})
 
 
-def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"… {text}", file=sys.stderr)
+def _print_cap(size: tuple[int, int], macs: Macs) -> None:
+    """What can be gained at most, before anything is measured."""
+    from attendless.measure.row import cap_by_macs
+    from attendless.sizes import size_text
+
+    print(f"cap at {size_text(size)} px: {cap_by_macs(macs.cap, macs.share)}", flush=True)
 
 
-def _print_caps(rows: list[Measurement]) -> None:
-    for size, row in {row.size: row for row in rows}.items():
-        print(f"cap at {_size(size)} px: {row.cap_text()}")
-    print()
+def _print_row(row: Measurement, first: bool) -> None:
+    """A row in short, as soon as it is known; the table follows once all are."""
+    from attendless.sizes import size_text
+
+    if first and row.time_share is not None:
+        print(f"cap at {size_text(row.size)} px: {row.cap_by_time()}")
+    print(f"{row.attention} at {size_text(row.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True)
 
 
 def _print_rows(title: str, rows: list[Measurement]) -> None:
+    from attendless.sizes import size_text
     from attendless.stamp import stamp_line
 
     columns = ("attention", "size", "tokens", "MACs", "ms", "dense ms", "verdict", "images/s", "dense", "MB", "dense")
     table = [
         (
             row.attention,
-            _size(row.size),
+            size_text(row.size),
             str(row.tokens or "–"),
             output.millions(row.macs.total, 0),
             f"{row.latency_ms:.1f}",
@@ -110,7 +116,7 @@ def _print_rows(title: str, rows: list[Measurement]) -> None:
         )
         for row in rows
     ]
-    notes = [f"{row.attention} at {_size(row.size)} px runs {row.path}: {row.reason}" for row in rows]
+    notes = [f"{row.attention} at {size_text(row.size)} px runs {row.path}: {row.reason}" for row in rows]
     notes += [note for row in rows for note in row.notes]
     batch = f" · batch {rows[0].batch}{' · compiled' if rows[0].compiled else ''}"
     output.print_table(
@@ -121,6 +127,7 @@ def _print_rows(title: str, rows: list[Measurement]) -> None:
 def _print_parts(rows: list[Measurement]) -> None:
     """The layer view: where the milliseconds go, the dense model's line above those it is compared with."""
     from attendless.measure.parts import PARTS
+    from attendless.sizes import size_text
 
     table, seen = [], set()
     for row in rows:
@@ -129,14 +136,10 @@ def _print_parts(rows: list[Measurement]) -> None:
         for name, parts, whole in [*lines, (row.attention, row.parts_ms, row.whole_ms)]:
             if parts is not None:
                 cells = (f"{parts[part]:.2f}" for part in PARTS)
-                table.append((name, _size(row.size), *cells, f"{sum(parts.values()):.2f}", f"{whole:.2f}"))
+                table.append((name, size_text(row.size), *cells, f"{sum(parts.values()):.2f}", f"{whole:.2f}"))
     print()
     note = "whole: the same forward without instruments, in turn with the others. Compare models by the table above."
     output.print_table("where the milliseconds go", ("attention", "size", *PARTS, "sum", "whole"), table, note=note)
-
-
-def _size(size: tuple[int, int]) -> str:
-    return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def _rate(rate: float | None, batch: int | None) -> str:

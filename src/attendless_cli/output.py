@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -49,6 +50,28 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
+def steps() -> Iterator[Callable[[str], None]]:
+    """Say on the error stream what is being done: on a terminal as it begins; in a pipe or a log, where a line stays
+    for good, once it is done, with the seconds it took."""
+    shown, under_way = sys.stderr.isatty(), list[tuple[str, float]]()
+
+    def done() -> None:
+        for text, began in under_way:
+            print(f"{text}: {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        under_way.clear()
+
+    def say(text: str) -> None:
+        if shown:
+            print(f"… {text}", file=sys.stderr, flush=True)
+            return
+        done()
+        under_way.append((text, time.monotonic()))
+
+    yield say
+    done()
 
 
 def millions(count: float, digits: int = 2) -> str:

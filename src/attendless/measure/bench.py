@@ -1,8 +1,9 @@
 """`bench`: what a model that attends less gains against the dense model, measured here and now.
 
-The order matters. Memory comes first, in processes of their own; then the contestants race; then each is looked at
-alone, for its best batch and its parts; multiply-accumulates come last, because counting them by running can make
-compiled models slow ever after (pytorch#140909).
+The order matters. The cap comes first, by formula, wherever there is one; then memory, in processes of their own; then
+the contestants race; then each is looked at alone, for its best batch and its parts. Multiply-accumulates for which
+there is no formula come last, because counting them by running can make compiled models slow ever after
+(pytorch#140909).
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import Attention, cap
+from ..attention import Attention, Macs, cap
+from ..backbones import is_host
+from ..convert.architecture import describe, describes
 from ..errors import UserError
 from ..sizes import input_size, model_name, parse_size
 from ..stamp import stamp
@@ -35,7 +38,10 @@ _DENSE = "dense"
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """How to measure. `budget` is the seconds each contestant may race; what is switched off is left out of the row."""
+    """How to measure. `budget` is the seconds each contestant may race; what is switched off is left out of the row.
+
+    `progress` is told each step as it begins, `announce` what the dense model costs at a size, before it is measured.
+    """
 
     batch: int = 1
     threads: int | None = None
@@ -46,6 +52,7 @@ class Conditions:
     parts: bool = True
     seed: int = 0
     progress: Callable[[str], None] = lambda text: None
+    announce: Callable[[tuple[int, int], Macs], None] = lambda size, macs: None
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.budget <= 0 or (self.threads is not None and self.threads < 1):
@@ -97,7 +104,7 @@ def bench_all(
     *sized, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (*models, dense))
     with _threads(how.threads):
         timed = _time([described(model) for model in sized], described(dense), pixels, how)
-        return _rows(timed, name or model_name(models[0]), how)
+        return [_row(result, name or model_name(models[0]), how) for result in timed]
 
 
 def bench_rows(
@@ -106,13 +113,13 @@ def bench_rows(
     sizes: Sequence[Size] = (),
     how: Conditions = _DEFAULT,
     **opening: Any,
-) -> list[Measurement]:
+) -> Iterator[Measurement]:
     """One row for every size and attention of a model opened by name (or file); `opening` goes to `open_model`.
 
-    The contestants of one size race together, against one dense model. Without attentions a file is measured as it is,
-    and a model of timm's with `full`.
+    The contestants of one size race together, against one dense model, and their rows come as soon as they are known.
+    Without attentions a file is measured as it is, and a model of timm's with `full`.
     """
-    timed = []
+    waiting: list[_Timed] = []
     with _threads(how.threads):
         for size in sizes or (None,):
             dense, asked = named(model, size=size, **opening), attentions or ("full",)
@@ -120,8 +127,12 @@ def bench_rows(
                 asked = attentions or (dense.attention,)
                 dense = described(original(dense.model))
             subjects = [named(model, attention=text, size=size, **opening) for text in asked]
-            timed += _time(subjects, dense, input_size(dense.model), how)
-        return _rows(timed, str(model), how)
+            timed = _time(subjects, dense, input_size(dense.model), how)
+            if how.compile and timed[0].dense_macs is None:  # counted by running, which must come after all timing
+                waiting += timed
+            else:
+                yield from (_row(result, str(model), how) for result in timed)
+        yield from (_row(result, str(model), how) for result in waiting)
 
 
 # Timing --------------------------------------------------------------------------------------------------------------
@@ -133,6 +144,7 @@ class _Timed:
 
     subject: Subject
     dense: nn.Module
+    dense_macs: Macs | None
     size: tuple[int, int]
     race: Race
     place: str
@@ -143,6 +155,9 @@ class _Timed:
 
 def _time(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Conditions) -> list[_Timed]:
     where = f"at {size[0]}x{size[1]}"
+    dense_macs = _by_formula(dense.model, size)
+    if dense_macs is not None:
+        how.announce(size, dense_macs)
     places = {_DENSE: dense} | {str(i): subject for i, subject in enumerate(subjects)}
     memories: dict[str, Memory | str] = {}
     for place, subject in places.items():
@@ -159,10 +174,10 @@ def _time(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], ho
         alone = {}
         for place, model in models.items():
             how.progress(f"batches and parts of {_label(place, places[place])} {where}")
-            alone[place] = _measure_alone(model, size, memories.get(place), how)
+            alone[place] = _measure_alone(model, size, memories.get(place), raced.median(place), how)
     marks = stamp(device)
     return [
-        _Timed(places[place], dense.model, size, raced, place, alone[place], alone[_DENSE], marks)
+        _Timed(places[place], dense.model, dense_macs, size, raced, place, alone[place], alone[_DENSE], marks)
         for place in models
         if place != _DENSE
     ]
@@ -176,7 +191,10 @@ def _memory(subject: Subject, size: tuple[int, int], how: Conditions) -> Memory 
         return str(error)
 
 
-def _measure_alone(model: nn.Module, size: tuple[int, int], memory: Memory | str | None, how: Conditions) -> _Alone:
+def _measure_alone(
+    model: nn.Module, size: tuple[int, int], memory: Memory | str | None, seconds: float, how: Conditions
+) -> _Alone:
+    """`seconds` is what a call takes."""
     images = images_for(model, size, how.batch)
     found = _Alone(memory, note="") if not isinstance(memory, str) else _Alone(note=memory)
     if how.throughput:
@@ -192,7 +210,8 @@ def _measure_alone(model: nn.Module, size: tuple[int, int], memory: Memory | str
             rate = batch / race({"alone": call}, timer=timer, budget=how.budget, rounds=5).median("alone")
         found = dataclasses.replace(found, rate=(batch, rate))
     if how.parts:
-        found = dataclasses.replace(found, parts=parts(model, images, budget=how.budget / 2))
+        rounds = max(1, min(8, int(how.budget / 2 / (2 * seconds))))
+        found = dataclasses.replace(found, parts=parts(model, images, budget=how.budget / 2, rounds=rounds))
     return found
 
 
@@ -221,14 +240,23 @@ def _largest_batch(memory: Memory | None, device: torch.device, batch: int, ceil
 # Counting and writing down -------------------------------------------------------------------------------------------
 
 
-def _rows(timed: Sequence[_Timed], name: str, how: Conditions) -> list[Measurement]:
-    return [_row(result, name, how) for result in timed]
+def _by_formula(dense: nn.Module, size: tuple[int, int]) -> Macs | None:
+    """The multiply-accumulates of a model that one of our hosts can stand for; None if only running it would tell."""
+    if is_host(dense):
+        return count(dense, size)
+    if not describes(dense):
+        return None
+    try:
+        with torch.device("meta"):
+            return count(describe(dense).build(), size)
+    except UserError:
+        return None
 
 
 def _row(timed: _Timed, name: str, how: Conditions) -> Measurement:
     model: Any = timed.subject.model
     compared = timed.race.compare(timed.place, _DENSE)
-    dense_macs = count(timed.dense, timed.size)
+    dense_macs = timed.dense_macs or count(timed.dense, timed.size)
     path, reason = _path(model, how.batch)
     alone, dense = timed.alone, timed.dense_alone
     of_time = time_share(dense.parts.ms) if dense.parts else None

@@ -22,7 +22,7 @@ import torch
 Call = Callable[[], object]
 Timer = Callable[[Call], float]
 
-#: Fewer rounds than this give no verdict worth printing.
+#: A race has at least so many rounds, if its budget allows.
 ROUNDS = 25
 #: Ratios that scatter by more than this want longer rounds.
 NOISY = 0.08
@@ -43,6 +43,11 @@ class Comparison:
     def spread(self) -> float:
         """The interquartile range of the paired ratios."""
         return self.quartiles[1] - self.quartiles[0]
+
+    @property
+    def enough(self) -> bool:
+        """Whether there were rounds enough for a verdict."""
+        return enough(self.pairs)
 
     @property
     def distinguishable(self) -> bool:
@@ -96,6 +101,11 @@ def sign_rank(n: int, confidence: float) -> int:
     return k
 
 
+def enough(rounds: int) -> bool:
+    """Whether the median of so many ratios can be enclosed at all: it takes 8."""
+    return sign_rank(rounds, CONFIDENCE) > 0
+
+
 def device_timer(device: torch.device | str = "cpu") -> Timer:
     """Seconds of one call: the wall clock on a CPU, recorded events on an accelerator, where calls return early."""
     device = torch.device(device)
@@ -124,15 +134,17 @@ def warm_up(call: Call, timer: Timer, *, window: int = 2, tolerance: float = 0.0
     """Call until it stops getting quicker; return the seconds of the quickest call.
 
     Warm means that the best of the last `window` calls no longer beats the best before them by more than `tolerance`.
-    Lazy initialisation, compilation and a rising clock frequency are over by then. After `limit` seconds it is warm
-    enough.
+    Lazy initialisation, compilation and a rising clock frequency are over by then. After `limit` seconds, to which the
+    first call does not count (it may compile), it is warm enough.
     """
-    times = [timer(call) for _ in range(window)]
+    times: list[float] = []
     while True:
-        best = min(times)
-        recent = [timer(call) for _ in range(window)]
-        times += recent
-        if min(recent) >= best * (1 - tolerance) or sum(times) > limit:
+        before = min(times, default=math.inf)
+        for _ in range(window):
+            times.append(timer(call))
+            if sum(times[1:]) > limit:
+                return min(times)
+        if min(times[-window:]) >= before * (1 - tolerance):
             return min(times)
 
 
@@ -146,15 +158,15 @@ def race(
     precision: float = 0.005,
     seed: int = 0,
 ) -> Race:
-    """Time every contestant, in turns, against the first one.
+    """Time every contestant, in turns, against the first one, for at most `budget` seconds and one round.
 
-    At least `rounds` rounds are run, then more until the interval of every median ratio is known to `precision` or
-    `budget` seconds are over. (Never until a difference *shows*: stopping on what one hopes to see finds it too often.)
-    In a round everybody has up to five turns, as the budget allows, and counts the quickest: disturbances only add.
-    Where the ratios still scatter, rounds are made longer, two into one, for up to three times the budget.
+    Once there are `rounds` rounds, it also stops when the interval of every median ratio is known to `precision`.
+    (Never when a difference *shows*: stopping on what one hopes to see finds it too often.) In a round everybody has up
+    to five turns, as the budget allows, and counts the quickest: disturbances only add. Where the ratios still scatter,
+    rounds are made longer, two into one. Warming up takes at most as long again, or two calls of each.
     """
     names = list(contestants)
-    quickest = {name: warm_up(contestants[name], timer) for name in names}
+    quickest = {name: warm_up(contestants[name], timer, limit=min(120.0, budget / len(names))) for name in names}
     # A turn of a very quick call lasts a few milliseconds, well above what starting the clock costs.
     repeats = {name: max(1, math.ceil(0.002 / max(quickest[name], 1e-7))) for name in names}
     lap = sum(quickest[name] * repeats[name] for name in names)
@@ -169,14 +181,16 @@ def race(
             for name, values in figures.items():
                 seconds[name].append(min(values) / repeats[name])
             done = len(seconds[names[0]])
-            if done < rounds:
+            if done < rounds and spent < budget:
                 continue
             found = Race({name: tuple(seconds[name]) for name in names})
             others = [found.compare(name, names[0]) for name in names[1:]]
-            if any(other.spread > NOISY * other.ratio for other in others) and spent < 3 * budget:
+            if spent >= budget or done >= max_rounds:
+                return found
+            if any(other.spread > NOISY * other.ratio for other in others):
                 seconds = {name: [*map(min, values[::2], values[1::2])] for name, values in seconds.items()}
                 turns *= 2
-            elif spent >= budget or done >= max_rounds or all(_known(other, precision) for other in others):
+            elif all(_known(other, precision) for other in others):
                 return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..attention import Macs
 from ..stamp import stamp_line
+from .clock import enough
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +63,8 @@ class Measurement:
     def verdict(self) -> str:
         low, high = self.quartiles
         quartiles = f"IQR {low:.2f}–{high:.2f}"
+        if not enough(self.pairs):
+            return f"too few rounds for a verdict within the budget: {self.pairs} (median {self.speedup:.2f}×)"
         if not self.distinguishable:
             return f"not distinguishable from the dense model ({self.speedup:.2f}×, {quartiles})"
         if self.speedup > 1:
@@ -81,10 +84,11 @@ class Measurement:
 
     def cap_text(self) -> str:
         """What can be gained at most, to be read before what was."""
-        text = f"{_times(self.cap)} by MACs (the core is {self.attention_share:.1%} of the dense model's)"
-        if self.time_share is not None:
-            text += f", {_times(self.time_cap)} by time ({self.time_share:.1%})"
-        return text
+        return ", ".join(filter(None, (cap_by_macs(self.cap, self.attention_share), self.cap_by_time())))
+
+    def cap_by_time(self) -> str:
+        """Empty if the parts were not timed."""
+        return "" if self.time_share is None else f"{_times(self.time_cap)} by time ({self.time_share:.1%})"
 
     def __str__(self) -> str:
         height, width = self.size
@@ -106,6 +110,10 @@ class Measurement:
         }
         body = [f"  {name:<12}{text}" for name, text in lines.items() if text]
         return "\n".join([" · ".join(filter(None, title)), *body])
+
+
+def cap_by_macs(cap: float | None, share: float) -> str:
+    return f"{_times(cap)} by MACs (the core is {share:.1%} of the dense model's)"
 
 
 def _times(cap: float | None) -> str:
