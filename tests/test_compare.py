@@ -183,7 +183,41 @@ def test_a_run_that_fails_leaves_the_others_standing(tmp_path: Path, monkeypatch
     assert [row["failed"] for row in found.rows] == [None, "the loss became nan"]
     assert found.rows[0]["top1_mean"] is not None
     assert found.rows[1]["top1_mean"] is None
-    assert "failed" in markdown(found.rows)
+    assert markdown(found.rows).endswith("\nxca failed: the loss became nan\n")
+    assert "xca failed: the loss became nan" in str(found)
+    for suffix in ("json", "csv", "md", "tex"):
+        assert "the loss became nan" in (tmp_path / f"results.{suffix}").read_text(), suffix
+
+
+def test_a_run_that_breaks_gives_its_reason_and_its_traceback(tmp_path: Path, monkeypatch) -> None:
+    from attendless.attention.xca import XCA
+
+    def breaks(*arguments, **more):
+        raise RuntimeError("shapes cannot be multiplied")
+
+    (contestant,) = plan([MODEL], ["xca"], [None], [SMALL["data"]], ["scenes"], {"epochs": 1})
+    monkeypatch.setattr(XCA, "forward", breaks)
+    outcome = run(Job(contestant, 0, str(tmp_path / "run")))
+    assert outcome.result is None
+    assert outcome.reason.startswith("RuntimeError: shapes cannot be multiplied (see ")
+    assert "Traceback" in (tmp_path / "run" / "log.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "faster"),
+        ({"speedup": 0.8}, "slower"),
+        ({"distinguishable": False}, "not distinguishable"),
+        ({"distinguishable": False, "pairs": 7}, "too few rounds"),
+    ],
+)
+def test_the_table_says_what_the_ratios_allow(small: Path, changes: dict, says: str) -> None:
+    known = {"speedup": 1.3, "distinguishable": True, "pairs": 25, "quartiles": [1.254, 1.31]}
+    names, (cells,) = table([rows_of(small)[0] | known | changes])
+    found = dict(zip(names, cells, strict=True))
+    assert found["against dense"] == says
+    assert found["quartiles"] == "1.25–1.31"
 
 
 def test_runs_do_not_depend_on_who_carries_them_out(small: Path, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_the_header_says_it_all(saved) -> None:
     assert header["attention"] == ["full", "linformer:keys=3", "full"]
     assert header["conversion"]["layers"][1]["decision"] == "converted"
     assert header["preparation"]["mean"] == [0.5, 0.5, 0.5]
+    assert header["plugins"] == {}
     assert set(header["versions"]) == {"attendless", "timm", "torch"}
 
 
@@ -116,6 +117,10 @@ def test_files_of_another_kind_are_refused(saved, tmp_path: Path) -> None:
         (lambda h, t: h.pop("format"), "header that cannot be read"),
         (lambda h, t: h.pop("arguments"), "does not describe a model that can be built"),
         (lambda h, t: h.update(host="nothing"), "cannot be built here: unknown host 'nothing'"),
+        (
+            lambda h, t: h.update(plugins={"mine": "mine.py"}),
+            "needs the attention 'mine', which came from the plug-in mine.py: give it with --plugin FILE or import it",
+        ),
         (lambda h, t: h.update(attention=["full"]), "1 attentions were given for 3 layers"),
         (lambda h, t: h["attention"].__setitem__(1, "nothing:keep=1"), "unknown attention 'nothing'"),
         (lambda h, t: h["arguments"].update(act_layer="timm.create_model"), "layer 'timm.create_model' does not exist"),

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from attendless.convert.files import read_header
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "neighbours.py"
@@ -35,19 +40,68 @@ def test_from_the_command_line(tmp_path: Path) -> None:
 
 
 def test_keeps_the_contract(tmp_path: Path) -> None:
-    words = (
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        str(ROOT / "tests" / "test_contract.py"),
-        "-k",
-        "neighbours",
-    )
-    done = run(*words, cwd=ROOT, ATTENDLESS_PLUGIN=str(EXAMPLE))
+    words = ("-m", "attendless", "check", "neighbours", "neighbours:radius=1", "--plugin", str(EXAMPLE))
+    done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    assert done.stdout.count("18 passed") == 2
     assert "failed" not in done.stdout
+
+
+IMPORTED = """
+import json, sys
+import timm
+sys.path.insert(0, {folder!r})
+import neighbours
+import attendless
+from attendless.compare import compare
+
+if __name__ == "__main__":
+    model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=32, depth=2, num_heads=2).eval()
+    ours = attendless.convert(model, "neighbours:radius=1", below_breakeven="keep")
+    row = attendless.bench(ours, like=model, budget=0.05, throughput=False, parts=False)
+    found = compare(
+        attentions=["neighbours:radius=1"], seeds=(0,), out="compared", jobs=1, data="scenes:train=64,val=20",
+        epochs=1, batch=32, factors=(1,), budget=0.05,
+    )
+    attendless.save(ours, "ours.safetensors")
+    print(json.dumps({{"bench": row.as_dict(), "compare": found.rows}}))
+"""
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    """What a script finds that imports an attention as any module, without --plugin."""
+    folder = tmp_path_factory.mktemp("imported")
+    (folder / "script.py").write_text(IMPORTED.format(folder=str(EXAMPLE.parent)))
+    done = run("script.py", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_an_imported_attention_is_known_where_memory_is_measured(imported: tuple[Path, dict]) -> None:
+    row = imported[1]["bench"]
+    assert row["attention"] == "neighbours:radius=1"
+    assert row["peak_memory_mb"] is not None, row["notes"]
+
+
+def test_an_imported_attention_is_known_where_it_is_trained(imported: tuple[Path, dict]) -> None:
+    (row,) = imported[1]["compare"]
+    assert row["failed"] is None
+    assert row["top1_mean"] is not None
+    assert row["peak_memory_mb"] is not None
+
+
+def test_a_file_says_which_plugin_it_needs(imported: tuple[Path, dict]) -> None:
+    folder, _ = imported
+    assert read_header(folder / "ours.safetensors")["plugins"] == {"neighbours": "neighbours.py"}
+    assert str(ROOT) not in json.dumps(read_header(folder / "ours.safetensors"))
+    words = ("-m", "attendless", "info", "ours.safetensors")
+    done = run(*words, cwd=folder)
+    assert done.returncode == 2
+    assert "needs the attention 'neighbours', which came from the plug-in neighbours.py: give it with" in done.stderr
+    done = run(*words, "--plugin", str(EXAMPLE), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "neighbours:radius=1" in done.stdout
 
 
 def test_a_broken_plugin_is_explained(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
     from attendless.compare import compare
     from attendless.compare.contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS
-    from attendless.compare.results import table
+    from attendless.compare.results import failures, table
     from attendless.stamp import stamp_line
     from attendless.train import Recipe
 
@@ -91,9 +91,7 @@ def run(args: argparse.Namespace) -> int:
         **changed,
     )
     columns, cells = table(found.rows)
-    output.print_table("compare", columns, cells, note=stamp_line(found.stamp))
-    for folder, reason in found.failed.items():
-        print(f"{folder}: {reason}", file=sys.stderr)
+    output.print_table("compare", columns, cells, note="\n".join([*failures(found.rows), stamp_line(found.stamp)]))
     output.write_json(args.json, {"rows": found.rows})
     print(f"report: {found.report}")
     return 1 if found.failed else 0

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..measure.clock import enough
 from ..stamp import stamp as stamp_now
 from ..stamp import stamp_line
 from ..storage import atomic
@@ -87,6 +88,13 @@ def _accuracy(row: Row) -> str:
     return f"{row['top1_mean']:.2f}" + (f" ± {row['top1_std']:.2f}" if row["top1_std"] is not None else "")
 
 
+def _difference(row: Row) -> str:
+    """What the paired ratios allow to say."""
+    if not row["distinguishable"]:
+        return "not distinguishable" if enough(row["pairs"]) else "too few rounds"
+    return "faster" if row["speedup"] > 1 else "slower"
+
+
 def _cost(form: Callable[[Row], str]) -> Callable[[Row], str]:
     return lambda row: form(row) if row.get("macs") else "–"
 
@@ -100,6 +108,8 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "core": _cost(lambda row: f"{row['macs']['core'] / 1e6:.2f} M"),
     "ms": _cost(lambda row: f"{row['ms']:.2f}"),
     "speed-up": _cost(lambda row: f"{row['speedup']:.2f}×"),
+    "quartiles": _cost(lambda row: "{:.2f}–{:.2f}".format(*row["quartiles"])),
+    "against dense": _cost(lambda row: _difference(row)),
     "MB": _cost(lambda row: f"{row['peak_memory_mb']:.1f}" if row["peak_memory_mb"] is not None else "–"),
     "images/s": _cost(lambda row: f"{row['throughput']:.0f}" if row.get("throughput") else "–"),
 }
@@ -113,10 +123,17 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
     return names, cells
 
 
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Why runs failed, one line for each contestant."""
+    return [f"{row['attention']} failed: {row['failed']}" for row in rows if row.get("failed")]
+
+
 def markdown(rows: Sequence[Row]) -> str:
+    """The table, and below it what failed and why."""
     names, cells = table(rows)
     lines = [names, ["---" if i == 0 else "---:" for i in range(len(names))], *cells]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    text = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return text + "".join(f"\n{failure}\n" for failure in failures(rows))
 
 
 def latex(rows: Sequence[Row]) -> str:
@@ -139,15 +156,32 @@ def _escape(text: str) -> str:
 def as_csv(rows: Sequence[Row]) -> str:
     """Plain numbers, one column each."""
     plain = ("model", "patch", "data", "recipe", "attention", "tokens", "params", "top1_mean", "top1_std", "top5")
-    costs = ("ms", "latency_ms", "dense_latency_ms", "speedup", "spread", "peak_memory_mb", "throughput", "best_batch")
+    costs = (
+        "ms",
+        "latency_ms",
+        "dense_latency_ms",
+        "speedup",
+        "spread",
+        "pairs",
+        "distinguishable",
+        "peak_memory_mb",
+        "throughput",
+        "best_batch",
+    )
     parts = ("core", "projections", "mlp", "other", "total")
     text = io.StringIO()
     write = csv.writer(text, lineterminator="\n")
-    write.writerow([*plain, *(f"macs_{part}" for part in parts), *costs, "seeds"])
+    write.writerow([*plain, *(f"macs_{part}" for part in parts), *costs, "seeds", "failed"])
     for row in rows:
         macs = [row.get("macs", {}).get(part) for part in parts]
         write.writerow(
-            [*(row.get(n) for n in plain), *macs, *(row.get(n) for n in costs), "/".join(map(str, row["seeds"]))]
+            [
+                *(row.get(n) for n in plain),
+                *macs,
+                *(row.get(n) for n in costs),
+                "/".join(map(str, row["seeds"])),
+                row.get("failed"),
+            ]
         )
     return text.getvalue()
 
@@ -156,11 +190,12 @@ def write(out: Path, rows: Sequence[Row], stamp: Mapping[str, Any], commands: Se
     """`results.json`, `.csv`, `.md` and `.tex`, each whole or not at all."""
     payload = {"stamp": stamp, "commands": list(commands), "rows": list(rows)}
     note = "\n".join([*commands, stamp_line(stamp)])
+    comments = [*failures(rows), *note.splitlines()]
     texts = {
         "json": json.dumps(payload, indent=1, allow_nan=False) + "\n",
         "csv": as_csv(rows),
         "md": f"{markdown(rows)}\n```\n{note}\n```\n",
-        "tex": latex(rows) + "".join(f"% {line}\n" for line in note.splitlines()),
+        "tex": latex(rows) + "".join(f"% {line}\n" for line in comments),
     }
     for suffix, text in texts.items():
         with atomic(out / f"results.{suffix}") as temporary:

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,11 @@ class Outcome:
 
 
 def run(job: Job) -> Outcome:
-    """Train to the end, from wherever the folder's last checkpoint is. Mistakes of the user's come back as a reason."""
+    """Train to the end, from wherever the folder's last checkpoint is.
+
+    What goes wrong comes back as a reason, for the other runs go on; unless it is a user's plain mistake, its traceback
+    is left in the folder's log.
+    """
     import torch
 
     from ..data import open_data
@@ -59,12 +64,12 @@ def run(job: Job) -> Outcome:
     if done is not None:
         return Outcome(job, done)
     torch.set_num_threads(job.threads)
-    load_plugins(job.plugins)
     setting = job.contestant.setting
     began = time.monotonic()
     try:
         # By the usual executors, whatever was found quickest here before: others round differently.
         with _said_to(folder / "log.txt"), execution("off" if policy() == "auto" else policy()):
+            load_plugins(job.plugins)
             model = build(job.contestant, len(open_data(setting.data, "train").classes), job.seed)
             ended = train(
                 model,
@@ -76,6 +81,10 @@ def run(job: Job) -> Outcome:
             )
     except UserError as error:
         return Outcome(job, None, str(error))
+    except Exception as error:
+        with open(folder / "log.txt", "a") as log:
+            traceback.print_exc(file=log)
+        return Outcome(job, None, f"{type(error).__name__}: {error} (see {folder / 'log.txt'})")
     if not ended.finished:
         return Outcome(job, None, "stopped before its end")
     kept = ("top1", "top5", "val_loss", "loss", "images", "skipped", "epoch")

@@ -3,7 +3,8 @@
 The file is safetensors: the weights under timm's names, and in its header, as JSON, all it takes to build the model
 again: host, constructor's arguments, the attention of every layer, what the conversion decided, how images are to be
 prepared, and a digest of the whole. So `load` needs nothing else, computes the same function on any machine, and tells
-a damaged file from a sound one. Nothing is ever unpickled.
+a damaged file from a sound one. Nothing is ever unpickled. Attentions from users' own files are not in it: it names
+the files it needs.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from ..attention import Attention, attentions
 from ..errors import UserError
+from ..plugins import source_of
 from ..sizes import image_config
 from ..storage import read_described, write_described
 from .architecture import Blueprint, blueprint
@@ -50,6 +53,7 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
         "format": FORMAT,
         "versions": {"attendless": __version__, "timm": timm.__version__, "torch": torch.__version__},
         **plan.as_dict(),
+        "plugins": _plugins(model),
         "preparation": {key: cfg[key] for key in _PREPARATION if key in cfg},
         "conversion": None if report is None else report.as_dict(),
     }
@@ -60,6 +64,7 @@ def load(path: str | Path) -> Any:
     """The model saved in `path`, on the CPU and in evaluation mode."""
     text, tensors = _read(path)
     header = _header(path, text)
+    _check_plugins(path, header)
     try:
         model = Blueprint.from_dict(header).build()
     except UserError as error:
@@ -86,6 +91,21 @@ def is_saved(path: str | Path) -> bool:
             return _KEY in (file.metadata() or {})
     except Exception:
         return False
+
+
+def _plugins(model: nn.Module) -> dict[str, str]:
+    """The attentions in a model that are not ours, and the name of the file each came from, on whatever machine."""
+    kinds = {type(module) for module in model.modules() if isinstance(module, Attention)}
+    return {kind.name: Path(source).name for kind in sorted(kinds, key=lambda k: k.name) if (source := source_of(kind))}
+
+
+def _check_plugins(path: str | Path, header: dict[str, Any]) -> None:
+    for name, file in header.get("plugins", {}).items():
+        if name not in attentions():
+            raise UserError(
+                f"{str(path)!r} needs the attention {name!r}, which came from the plug-in {file}: give it with "
+                "--plugin FILE or import it first"
+            )
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -173,7 +173,8 @@ def _time(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], ho
         raced = race(calls, timer=timer, budget=how.budget * len(subjects), seed=how.seed)
         alone = {}
         for place, model in models.items():
-            how.progress(f"batches and parts of {_label(place, places[place])} {where}")
+            if how.throughput or how.parts:
+                how.progress(f"batches and parts of {_label(place, places[place])} {where}")
             alone[place] = _measure_alone(model, size, memories.get(place), raced.median(place), how)
     marks = stamp(device)
     return [
