@@ -4,7 +4,9 @@ from .attention import Attention, Context, Grid, Options, attentions, create, op
 from .backbones import Columnar, Pyramid
 from .convert import convert, load, open_model, save
 from .errors import UserError
+from .maps import maps
 from .measure.bench import bench
+from .measure.contract import check
 from .measure.tune import tune
 from .plugins import load_plugin
 from .sparse import Case, Executor, execution, register_executor
@@ -23,11 +25,13 @@ __all__ = [
     "__version__",
     "attentions",
     "bench",
+    "check",
     "convert",
     "create",
     "execution",
     "load",
     "load_plugin",
+    "maps",
     "open_model",
     "option",
     "register",
