@@ -1,4 +1,4 @@
-# make install · make test · make test-all · make test-oldest · make lint · make demo
+# make install · make test · make test-all · make test-oldest · make lint · make docs · make demo
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # The oldest timm supported; keep it in step with pyproject.toml.
 OLDEST := timm==1.0.22
 
-.PHONY: install demo test test-all test-oldest lint clean
+.PHONY: install demo test test-all test-oldest lint docs clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -43,6 +43,15 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The site in build/site: it opens from disk. A link that leads nowhere, or anything from the network, is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html"
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev,docs]"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build
