@@ -85,7 +85,7 @@ def commands(text: str) -> Iterator[list[str]]:
         if language:
             continue
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True) if re.match(r"([A-Z_]+=\S+ )*(\$ )?attendless ", line) else []
+            words = shlex.split(line, comments=True) if re.match(r"([A-Z_]+=\S+ +)*(\$ )?attendless ", line) else []
             words = words[words.index("attendless") + 1 :] if words else []
             if words and "|" not in words:  # `convert | train | …` lists verbs
                 yield words
