@@ -5,7 +5,7 @@ A key that stands in a list m times gets log m added to its score, one that does
 
 import torch
 
-from attendless.sparse import Case, Executor, register_executor
+from attendless import Case, Executor, register_executor
 
 
 @register_executor
