@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..attention import Attention, Context, Grid, create, parse
-from ..attention.contract import ENTRIES
+from ..attention.values import ENTRIES
 from ..backbones.block import take_weights
 from ..errors import UserError
 from .trial import DIM, EVALUATION, EVERY, FEW, HEADS, Check, Place, Trial, Verdict, attempt, left_before, must, same
