@@ -17,7 +17,7 @@ import torch
 
 from attendless.compare import compare, contest, cost, schedule
 from attendless.compare.build import build
-from attendless.compare.contestants import ATTENTIONS, MODEL, plan, recall
+from attendless.compare.contestants import ATTENTIONS, MODEL, combinations, recall
 from attendless.compare.results import comparable_ms, latex, markdown, table
 from attendless.compare.run import Job, Outcome, run
 from attendless.errors import UserError
@@ -28,11 +28,11 @@ TIMES = ("latency", "speedup", "spread", "quartiles", "pairs", "distinguishable"
 
 
 def contestants(*attentions: str, model: str = MODEL, **fields):
-    return plan([model], attentions, [None], ["scenes"], ["scenes"], fields)
+    return combinations([model], attentions, [None], ["scenes"], ["scenes"], fields)
 
 
 def test_a_plan_is_the_product_of_its_lists_each_once() -> None:
-    found = plan(["a", "b"], ["full", "xca", "full"], [4, 8], ["scenes"], ["quick", "quick:epochs=5"], {})
+    found = combinations(["a", "b"], ["full", "xca", "full"], [4, 8], ["scenes"], ["quick", "quick:epochs=5"], {})
     assert len(found) == 2 * 2 * 2 * 2
     assert len({c.folder for c in found}) == len(found)
     assert {c.setting.recipe.epochs for c in found} == {20, 5}
@@ -63,7 +63,7 @@ def test_shared_weights_start_the_same(model: str) -> None:
 
 
 def test_patch_and_image_size_reach_the_model() -> None:
-    (found,) = plan(["vit_tiny_patch16_224"], ["full"], [8], ["scenes"], ["scenes"], {"size": (32, 64)})
+    (found,) = combinations(["vit_tiny_patch16_224"], ["full"], [8], ["scenes"], ["scenes"], {"size": (32, 64)})
     grid = build(found, 10).grid()
     assert (grid.height, grid.width) == (4, 8)
 
@@ -195,7 +195,7 @@ def test_a_run_that_breaks_gives_its_reason_and_its_traceback(tmp_path: Path, mo
     def breaks(*arguments, **more):
         raise RuntimeError("shapes cannot be multiplied")
 
-    (contestant,) = plan([MODEL], ["xca"], [None], [SMALL["data"]], ["scenes"], {"epochs": 1})
+    (contestant,) = combinations([MODEL], ["xca"], [None], [SMALL["data"]], ["scenes"], {"epochs": 1})
     monkeypatch.setattr(XCA, "forward", breaks)
     outcome = run(Job(contestant, 0, str(tmp_path / "run")))
     assert outcome.result is None
@@ -222,7 +222,7 @@ def test_the_table_says_what_the_ratios_allow(small: Path, changes: dict, says: 
 
 def test_runs_do_not_depend_on_who_carries_them_out(small: Path, tmp_path: Path) -> None:
     row = rows_of(small)[0]
-    (found,) = plan([MODEL], ["full"], [None], [SMALL["data"]], ["scenes"], {"epochs": 2, "batch": 32})
+    (found,) = combinations([MODEL], ["full"], [None], [SMALL["data"]], ["scenes"], {"epochs": 2, "batch": 32})
     alone = run(Job(found, 1, str(tmp_path / "alone"))).result
     assert {k: v for k, v in alone.items() if k != "seconds"} == {
         k: v for k, v in row["runs"][1].items() if k not in ("seconds", "folder")

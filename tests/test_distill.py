@@ -14,7 +14,7 @@ from attendless.convert import convert
 from attendless.errors import UserError
 from attendless.train import Recipe, Run, distill
 from attendless.train.distill_losses import Distillation, divergence, map_lessons
-from attendless.train.distilling import NEW, PLANS, Losses, edit, fit_to
+from attendless.train.distilling import NEW, PHASES, Losses, edit, fit_to
 from attendless.train.log import read_rows
 from attendless.train.objective import outputs
 from attendless.train.state import Phase
@@ -141,7 +141,7 @@ def test_extra_losses_come_from_the_context(monkeypatch) -> None:
 
 
 def test_plans_are_data() -> None:
-    for name, make in PLANS.items():
+    for name, make in PHASES.items():
         assert "attendless distill" in (make.__doc__ or "")
         assert [phase.name for phase in edit(name, {}, {})] == [NEW, "all"]
     new, whole = edit("imitate", {"all": "epochs=9,tokens=3,lr=1e-4"}, {"batch": 8})
@@ -155,7 +155,7 @@ def test_plans_are_data() -> None:
 
 
 def test_phases_fit_the_models() -> None:
-    phases = PLANS["sparsifiner"]()
+    phases = PHASES["sparsifiner"]()
     student, teacher = pair("linformer")
     first, second = fit_to(phases, student, teacher, labelled=False)
     assert first.trained
@@ -173,7 +173,7 @@ def test_only_what_a_phase_trains_changes(folder: Path, tmp_path: Path) -> None:
     teacher = toy_vit()
     recipe = Recipe(epochs=1, batch=20, size=(16,), lr=1e-2)
     phases = [Phase(NEW, recipe, dataclasses.asdict(Losses(maps=1.0)), (NEW,))]
-    distill(teacher, folder, attention="linformer", plan=phases, out=tmp_path, run=RUN)
+    distill(teacher, folder, attention="linformer", recipe=phases, out=tmp_path, run=RUN)
     student = load(tmp_path / "last.safetensors").state_dict()
     before = convert(teacher, "full").state_dict()
     assert all(torch.equal(student[name], value) for name, value in before.items())

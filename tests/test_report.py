@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from attendless.compare.build import build
-from attendless.compare.contestants import MODEL, plan
+from attendless.compare.contestants import MODEL, combinations
 from attendless.compare.patterns import looks
 from attendless.compare.report import page
 from attendless.palette import COLOURS
@@ -50,7 +50,9 @@ def made_up_row(i: int, attention: str, setting: str = "one") -> dict:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["full", "window:size=4", "axial", "bigbird", "foveal", "efficient", "linformer", "</script><b>bold"]
     rows = [made_up_row(i, name) for i, name in enumerate(names)]
-    for row, contestant in zip(rows, plan([MODEL], names[:2], [None], ["scenes"], ["scenes"], {}), strict=False):
+    for row, contestant in zip(
+        rows, combinations([MODEL], names[:2], [None], ["scenes"], ["scenes"], {}), strict=False
+    ):
         row["looks"] = [vars(look) for look in looks(build(contestant, 10), torch.zeros(3, 32, 32))]
     rows.append(made_up_row(1, "xca", "two") | {"failed": "the loss became nan", "top1_mean": None})
     payload = {"rows": rows, "pictures": {}, "colours": COLOURS, "stamp": "a <machine>", "commands": ["attendless <x>"]}
@@ -61,7 +63,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_look_is_the_layers_map() -> None:
     """Window attention's bytes are nothing outside the window, and the most is 255."""
-    (contestant,) = plan([MODEL], ["window:size=4"], [None], ["scenes"], ["scenes"], {})
+    (contestant,) = combinations([MODEL], ["window:size=4"], [None], ["scenes"], ["scenes"], {})
     model = build(contestant, 10)
     found = looks(model, torch.randn(3, 32, 32))
     assert [look.layer for look in found] == [0, 1, 2]

@@ -15,14 +15,16 @@ from .train import common, prepare, report
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    from attendless.train.distilling import PLANS
+    from attendless.train.distilling import PHASES
     from attendless.train.recipe import Recipe
 
     common(parser)
     words.attention(parser, many=False, required=True)
     words.predictor(parser)
-    names = ", ".join(PLANS)
-    parser.add_argument("--recipe", metavar="R", default="imitate", help=f"plan of phases: {names} (default: imitate)")
+    names = ", ".join(PHASES)
+    parser.add_argument(
+        "--recipe", metavar="R", default="imitate", help=f"phases to go through: {names} (default: imitate)"
+    )
     parser.add_argument(
         "--phase", metavar="P", action="append", default=[],
         help="change one phase's recipe fields, loss weights (label, logits, tokens, maps, extra, temperature) or what "
@@ -41,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         attention=args.attention,
         weights=args.weights,
         pretrained=args.pretrained,
-        plan=args.recipe,
+        recipe=args.recipe,
         predictor=args.predictor,
         change=dict(text.partition(":")[::2] for text in args.phase),
         out=args.out,

@@ -30,9 +30,8 @@ def run(args: argparse.Namespace) -> None:
     rows, table, per_layer = [], [], []
     for attention in args.attention or [None]:
         for size in args.size or [None]:
-            model = open_model(
-                args.model, attention=attention, weights=args.weights, pretrained=args.pretrained, size=size
-            )
+            opening = {"weights": args.weights, "pretrained": args.pretrained, "size": size}
+            model = open_model(args.model, attention=attention, below_breakeven="keep", **opening)
             model = model if is_host(model) else convert(model, "full")
             found = layer_costs(model, size)
             row = _row(args.model, model, found, size or input_size(model))

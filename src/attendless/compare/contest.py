@@ -13,7 +13,7 @@ from ..errors import UserError
 from ..plugins import plugin_files
 from ..train.process import only_run
 from . import build, cost, schedule
-from .contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, plan, recall, remember
+from .contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, combinations, recall, remember
 from .report import write_report
 from .results import gather, markdown, write
 from .run import Job, Outcome, finished
@@ -64,7 +64,7 @@ def compare(
     out = Path(out)
     if not seeds:
         raise UserError("compare needs a seed to start from: give at least one")
-    asked = plan(_list(models), attentions, patches, _list(data), _list(recipes), fields)
+    asked = combinations(_list(models), attentions, patches, _list(data), _list(recipes), fields)
     classes = check(asked)
     with only_run(out):
         remember(out, asked, command)

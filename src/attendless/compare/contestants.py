@@ -92,7 +92,7 @@ def slug(text: str, meaning: Any) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._]+', '-', text).strip('-.')[:60]}-{digits}"
 
 
-def plan(
+def combinations(
     models: Sequence[str],
     attentions: Sequence[str],
     patches: Sequence[int | None],

@@ -16,9 +16,7 @@ from ..stamp import stamp
 
 #: Extra → what has to be importable for it, and what it serves.
 EXTRAS = {
-    "show": (("matplotlib", "plotly"), "figures and reports"),
-    "app": (("gradio",), "the explorer"),
-    "export": (("onnx", "onnxscript", "onnxruntime"), "ONNX export"),
+    "show": (("matplotlib",), "figures"),
     "hf": (("transformers",), "converting Hugging Face models"),
     "cluster": (("ray",), "comparisons on a cluster"),
 }
@@ -60,7 +58,8 @@ def _kernels() -> Finding:
     from ..sparse import native
 
     if native.available:
-        return Finding("native kernels", str(native.path()), f"instruction paths here: {', '.join(native.paths())}")
+        note = f"instruction sets here: {', '.join(native.paths())}"
+        return Finding("native kernels", str(native.path()), "; ".join(filter(None, (note, native.threading()))))
     return Finding("native kernels", "absent", native.reason, ok=False)
 
 

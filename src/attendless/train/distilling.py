@@ -1,4 +1,4 @@
-"""`distill`: plans of phases as data, and the run that carries one out."""
+"""`distill`: recipes as phases, and the run that goes through them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def sparsifiner() -> list[Phase]:
     ]
 
 
-PLANS: dict[str, Callable[[], list[Phase]]] = {make.__name__: make for make in (imitate, sparsifiner)}
+PHASES: dict[str, Callable[[], list[Phase]]] = {make.__name__: make for make in (imitate, sparsifiner)}
 
 
 def distill(
@@ -89,7 +89,7 @@ def distill(
     attention: str,
     weights: str | Path | None = None,
     pretrained: bool = False,
-    plan: str | Sequence[Phase] = "imitate",
+    recipe: str | Sequence[Phase] = "imitate",
     change: Mapping[str, str] | None = None,
     predictor: str | Path | None = None,
     out: str | Path = "attendless-out/distill",
@@ -98,12 +98,12 @@ def distill(
 ) -> Result:
     """Teach a copy of `model` that attends with `attention` to answer as `model` does, on the pictures in `data`.
 
-    `plan` names its phases or lists them; `change` edits one by name (`{"all": "epochs=3,tokens=1,trained=old"}`),
+    `recipe` names its phases or lists them; `change` edits one by name (`{"all": "epochs=3,tokens=1,trained=old"}`),
     `fields` replace fields of every phase's recipe. An attention that predicts its keys may start from a `predictor`
     learned before; one that learns here is also left as `predictor.safetensors`. The same call on the same `out`
     continues where it stopped.
     """
-    phases = edit(plan, change or {}, fields)
+    phases = edit(recipe, change or {}, fields)
     size = phases[-1].recipe.height_width
     if isinstance(model, nn.Module):
         teacher: Any = convert(model, "full", size=size)
@@ -139,11 +139,11 @@ def _predictor(attention: Any) -> Mapping[str, Any]:
     return attention.predictor()
 
 
-def edit(plan: str | Sequence[Phase], change: Mapping[str, str], fields: Mapping[str, Any]) -> list[Phase]:
-    """The plan's phases with recipe fields and loss weights replaced; wrong names are answered with what exists."""
-    if isinstance(plan, str) and plan not in PLANS:
-        raise unknown("distillation plan", plan, PLANS)
-    phases = PLANS[plan]() if isinstance(plan, str) else list(plan)
+def edit(recipe: str | Sequence[Phase], change: Mapping[str, str], fields: Mapping[str, Any]) -> list[Phase]:
+    """The phases with fields of their recipes and loss weights replaced; wrong names are answered with what exists."""
+    if isinstance(recipe, str) and recipe not in PHASES:
+        raise unknown("distillation recipe", recipe, PHASES)
+    phases = PHASES[recipe]() if isinstance(recipe, str) else list(recipe)
     for name in change:
         if name not in [phase.name for phase in phases]:
             raise unknown("phase", name, (phase.name for phase in phases))
@@ -177,5 +177,5 @@ def fit_to(phases: Sequence[Phase], student: nn.Module, teacher: nn.Module, *, l
         if trained and phase.recipe.total_epochs:
             fitted.append(dataclasses.replace(phase, trained=trained, losses=losses))
     if not fitted:
-        raise UserError("nothing to learn: every phase of the plan is empty for this attention")
+        raise UserError("nothing to learn: every phase is empty for this attention")
     return fitted
