@@ -24,6 +24,7 @@ from attendless.convert import convert
 from attendless.errors import UserError
 from attendless.measure import bench as bench_module
 from attendless.measure import parts as parts_module
+from attendless.measure import timing
 from attendless.measure.bench import Conditions, bench, bench_rows
 from attendless.measure.cap import time_share
 from attendless.measure.macs import count, count_by_running
@@ -308,8 +309,8 @@ def test_bench_finds_the_dense_model_itself() -> None:
 
 def test_rows_come_as_they_are_done_and_the_cap_before(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    real = bench_module.race
-    monkeypatch.setattr(bench_module, "race", lambda *a, **k: (done.append("race"), real(*a, **k))[1])
+    real = timing.race
+    monkeypatch.setattr(timing, "race", lambda *a, **k: (done.append("race"), real(*a, **k))[1])
     how = Conditions(**QUICK, parts=False, throughput=False, announce=lambda size, macs: done.append(f"cap {size[0]}"))
     for row in bench_rows("vit_tiny_patch16_224", ["full", "xca"], [32, 48], how):
         done.append(f"{row.attention} {row.size[0]}")
@@ -319,21 +320,19 @@ def test_rows_come_as_they_are_done_and_the_cap_before(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("size", [(224, 224), (240, 320)])
 def test_the_cap_by_formula_is_the_cap_by_running(size: tuple[int, int]) -> None:
     dense = timm.create_model("deit_tiny_patch16_224", img_size=size)
-    found = bench_module._by_formula(dense, size)
+    found = timing.by_formula(dense, size)
     assert found == count_by_running(dense, size)
     assert found.cap == count(convert(dense, "full")).cap
-    assert bench_module._by_formula(nn.Sequential(dense), size) is None
+    assert timing.by_formula(nn.Sequential(dense), size) is None
 
 
 def test_what_is_counted_by_running_is_counted_after_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running first can make a compiled model slow ever after, also the next size's."""
     done: list[str] = []
-    for name in ("race", "parts", "best_batch", "count"):
-        real = getattr(bench_module, name)
-        monkeypatch.setattr(
-            bench_module, name, lambda *a, real=real, name=name, **k: (done.append(name), real(*a, **k))[1]
-        )
-    monkeypatch.setattr(bench_module, "_by_formula", lambda model, size: None)
+    for place, name in ((timing, "race"), (timing, "parts"), (timing, "best_batch"), (bench_module, "count")):
+        real = getattr(place, name)
+        monkeypatch.setattr(place, name, lambda *a, real=real, name=name, **k: (done.append(name), real(*a, **k))[1])
+    monkeypatch.setattr(timing, "by_formula", lambda model, size: None)
     monkeypatch.setattr(torch, "compile", lambda model, **how: model)
     rows = list(bench_rows("vit_tiny_patch16_224", ["full"], [32, 48], Conditions(**QUICK, compile=True)))
     assert [row.size for row in rows] == [(32, 32), (48, 48)]

@@ -189,6 +189,20 @@ def test_a_run_that_fails_leaves_the_others_standing(tmp_path: Path, monkeypatch
         assert "the loss became nan" in (tmp_path / f"results.{suffix}").read_text(), suffix
 
 
+def test_the_command_line_prints_why_a_run_failed(tmp_path: Path, monkeypatch, capsys) -> None:
+    from attendless_cli.main import main
+
+    def failing(jobs):
+        yield from (Outcome(job, None, "the loss became nan") for job in jobs)
+
+    monkeypatch.setattr(schedule, "local", lambda count: failing)
+    monkeypatch.setattr(cost, "measure", lambda *a, **k: None)
+    words = ["--attention", "xca", "--data", SMALL["data"], "--out", str(tmp_path), "--json", str(tmp_path / "c.json")]
+    assert main(["compare", *words]) == 1
+    assert "xca failed: the loss became nan" in capsys.readouterr().out
+    assert json.loads((tmp_path / "c.json").read_text())["rows"][0]["failed"] == "the loss became nan"
+
+
 def test_a_run_that_breaks_gives_its_reason_and_its_traceback(tmp_path: Path, monkeypatch) -> None:
     from attendless.attention.xca import XCA
 

@@ -1,0 +1,190 @@
+"""Timing the contestants of one image size: first memory, then the race, then each of them alone."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Macs
+from ..backbones import is_host
+from ..convert.architecture import describe, describes
+from ..errors import UserError
+from ..stamp import stamp
+from .clock import Call, Race, device_timer, race
+from .macs import count
+from .memory import Memory, available
+from .parts import Parts, parts
+from .subject import Subject, images_for
+from .throughput import best_batch
+
+#: The dense model's place in a race.
+DENSE = "dense"
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """How to measure. `budget` is the seconds each contestant may race; what is switched off is left out of the row.
+
+    `progress` is told each step as it begins, `announce` what the dense model costs at a size, before it is measured.
+    """
+
+    batch: int = 1
+    threads: int | None = None
+    compile: bool = False
+    budget: float = 10.0
+    memory: bool = True
+    throughput: bool = True
+    parts: bool = True
+    seed: int = 0
+    progress: Callable[[str], None] = lambda text: None
+    announce: Callable[[tuple[int, int], Macs], None] = lambda size, macs: None
+
+    def __post_init__(self) -> None:
+        if self.batch < 1 or self.budget <= 0 or (self.threads is not None and self.threads < 1):
+            given = f"batch={self.batch}, budget={self.budget}, threads={self.threads}"
+            raise UserError(f"{given}: expected a batch and threads of at least 1 and a budget of more than 0 seconds")
+
+
+@dataclasses.dataclass(frozen=True)
+class Alone:
+    """What is measured of one model alone."""
+
+    memory: Memory | None = None
+    rate: tuple[int | None, float | None] = (None, None)
+    parts: Parts | None = None
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """One contestant's results before anything is counted."""
+
+    subject: Subject
+    dense: nn.Module
+    dense_macs: Macs | None
+    size: tuple[int, int]
+    race: Race
+    place: str
+    alone: Alone
+    dense_alone: Alone
+    stamp: dict[str, Any]
+
+
+def time_all(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Conditions) -> list[Timed]:
+    """Time the subjects, by turns, against the dense model."""
+    where = f"at {size[0]}x{size[1]}"
+    dense_macs = by_formula(dense.model, size)
+    if dense_macs is not None:
+        how.announce(size, dense_macs)
+    places = {DENSE: dense} | {str(i): subject for i, subject in enumerate(subjects)}
+    memories: dict[str, Memory | str] = {}
+    for place, subject in places.items():
+        if how.memory:
+            how.progress(f"memory of {_label(place, subject)} {where}")
+            memories[place] = _memory(subject, size, how)
+    models = {place: subject.model for place, subject in places.items()}
+    with _evaluating(models.values()), torch.inference_mode():
+        how.progress(f"timing {len(models)} models {where}")
+        calls = {place: _call(model, images_for(model, size, how.batch), how) for place, model in models.items()}
+        device = next(dense.model.parameters()).device
+        timer = device_timer(device)
+        raced = race(calls, timer=timer, budget=how.budget * len(subjects), seed=how.seed)
+        alone = {}
+        for place, model in models.items():
+            if how.throughput or how.parts:
+                how.progress(f"batches and parts of {_label(place, places[place])} {where}")
+            alone[place] = _measure_alone(model, size, memories.get(place), raced.median(place), how)
+    marks = stamp(device)
+    return [
+        Timed(places[place], dense.model, dense_macs, size, raced, place, alone[place], alone[DENSE], marks)
+        for place in models
+        if place != DENSE
+    ]
+
+
+def _memory(subject: Subject, size: tuple[int, int], how: Conditions) -> Memory | str:
+    """The measured memory, or why there is none."""
+    try:
+        return subject.memory(size, batch=how.batch, threads=how.threads)
+    except UserError as error:
+        return str(error)
+
+
+def _measure_alone(
+    model: nn.Module, size: tuple[int, int], memory: Memory | str | None, seconds: float, how: Conditions
+) -> Alone:
+    """`seconds` is what a call takes."""
+    images = images_for(model, size, how.batch)
+    found = Alone(memory, note="") if not isinstance(memory, str) else Alone(note=memory)
+    if how.throughput:
+        timer = device_timer(images.device)
+        limit = _largest_batch(found.memory, images.device, how.batch)
+        # Every batch would compile anew, so the search runs uncompiled and only its result is measured compiled.
+        eager = dataclasses.replace(how, compile=False)
+        batch, rate = best_batch(
+            lambda b: _call(model, images_for(model, size, b), eager), timer, limit=limit, budget=how.budget
+        )
+        if how.compile:
+            call = _call(model, images_for(model, size, batch), how)
+            rate = batch / race({"alone": call}, timer=timer, budget=how.budget, rounds=5).median("alone")
+        found = dataclasses.replace(found, rate=(batch, rate))
+    if how.parts:
+        rounds = max(1, min(8, int(how.budget / 2 / (2 * seconds))))
+        found = dataclasses.replace(found, parts=parts(model, images, budget=how.budget / 2, rounds=rounds))
+    return found
+
+
+def _call(model: nn.Module, images: Tensor, how: Conditions) -> Call:
+    run = torch.compile(model, dynamic=False) if how.compile else model
+
+    def forward() -> object:
+        with torch.inference_mode():
+            return run(images)
+
+    return forward
+
+
+def _largest_batch(memory: Memory | None, device: torch.device, batch: int, ceiling: int = 256) -> int:
+    """The largest batch whose activations, by the measured ones, fit into half of what the system has left.
+
+    An accelerator says by itself when its memory is full.
+    """
+    left = available()
+    if memory is None or left is None or device.type != "cpu":
+        return ceiling
+    image = max(memory.peak - memory.weights, 1.0) / batch
+    return max(1, min(ceiling, int(left / 1e6 / 2 / image)))
+
+
+def by_formula(dense: nn.Module, size: tuple[int, int]) -> Macs | None:
+    """The multiply-accumulates of a model that one of our hosts can stand for; None if only running it would tell."""
+    if is_host(dense):
+        return count(dense, size)
+    if not describes(dense):
+        return None
+    try:
+        with torch.device("meta"):
+            return count(describe(dense).build(), size)
+    except UserError:
+        return None
+
+
+def _label(place: str, subject: Subject) -> str:
+    return "the dense model" if place == DENSE else subject.attention
+
+
+@contextlib.contextmanager
+def _evaluating(models: Any) -> Iterator[None]:
+    modes = [(model, model.training) for model in models]
+    try:
+        for model, _ in modes:
+            model.eval()
+        yield
+    finally:
+        for model, training in modes:
+            model.train(training)
