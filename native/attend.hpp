@@ -29,8 +29,8 @@ struct Attend {
     }
   }
 
-  static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count, const Queries& queries,
-                       float scale, bool repeats, Cursor scratch) {
+  static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count,
+                       const Queries& queries, float scale, bool repeats, Cursor scratch) {
     const auto backward = queries.count > 8 ? Full::backward : Half::backward;
     backward(rows, grads, list, count, queries, scale, repeats, scratch);
   }

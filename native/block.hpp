@@ -23,7 +23,9 @@ struct BlockHead {
   };
 
   BlockHead(const Block& b, int image, int head_index, Cursor& memory)
-      : block(b), head{b.problem, image, head_index}, rows(memory, table_rows(b), b.problem.q.width, b.problem.v.width) {}
+      : block(b),
+        head{b.problem, image, head_index},
+        rows(memory, table_rows(b), b.problem.q.width, b.problem.v.width) {}
 
   void prepare() const {
     for (int i = 0; i < block.problem.tokens; ++i) pack_token<W>(head, rows, i, i);

@@ -1,5 +1,5 @@
-// What every argument has to keep before a kernel reads it. A kernel trusts its caller: it computes with ints and checks
-// nothing (but gather's lists, which it reads anyway).
+// What every argument has to keep before a kernel reads it. A kernel trusts its caller: it computes with ints and
+// checks nothing (but gather's lists, which it reads anyway).
 #pragma once
 
 #include <cstdint>

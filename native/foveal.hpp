@@ -1,7 +1,7 @@
 // Foveal attention of one head: pool keys and values by cells, let each tile of queries choose its cells, list the
 // rows it sees, attend.
 //
-// KvTable of the table: prefix tokens, patches cell by cell (so that a cell is contiguous), the mean of each cell, the mean
+// Rows of the table: prefix tokens, patches cell by cell (so that a cell is contiguous), the mean of each cell, the mean
 // of each coarse cell. A mean's bias is the log of the tokens it stands for.
 #pragma once
 

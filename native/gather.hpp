@@ -34,7 +34,9 @@ struct GatherHead {
   };
 
   GatherHead(const Gather& g, int image, int head_index, Cursor& memory)
-      : gather(g), head{g.problem, image, head_index}, rows(memory, table_rows(g), g.problem.q.width, g.problem.v.width) {}
+      : gather(g),
+        head{g.problem, image, head_index},
+        rows(memory, table_rows(g), g.problem.q.width, g.problem.v.width) {}
 
   void prepare() const {
     for (int i = 0; i < gather.problem.tokens; ++i) pack_token<W>(head, rows, i, i);

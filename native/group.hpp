@@ -1,8 +1,8 @@
 // One softmax over a list of keys for a group of queries that fill the lanes: forward, and backward.
 //
-// Keys are taken kChunk at a time: scores, the running maximum and sum, then the values, so that what is reused stays in
-// the first-level cache and nothing grows with the list. Scores are kept in units of log 2, the factor folded into the
-// queries and the biases.
+// Keys are taken kChunk at a time: scores, the running maximum and sum, then the values, so that what is reused stays
+// in the first-level cache and nothing grows with the list. Scores are kept in units of log 2, the factor folded into
+// the queries and the biases.
 #pragma once
 
 #include "kv_table.hpp"
@@ -72,8 +72,8 @@ struct Group {
 
   // Adds to `grads` (the same rows as `rows`) and writes each query's gradient. `repeats`: the list may name a row more
   // than once.
-  static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count, const Queries& queries,
-                       float scale, bool repeats, Cursor scratch) {
+  static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count,
+                       const Queries& queries, float scale, bool repeats, Cursor scratch) {
     const int width = padded(rows.width), value_width = padded(rows.value_width);
     const Memory memory(scratch, rows.width, rows.value_width);
     float *const qT = memory.keysT, *const q = memory.keys, *const q_gradT = memory.grads;

@@ -1,14 +1,12 @@
-// The kernels against loops over their definitions, without Python: for sanitizers that Python drowns in noise, for other
-// compilers and for processors that are only emulated. Random problems on every instruction set there is, with one to
-// four threads, some of them from two callers at once.
+// The kernels against loops over their definitions, without Python: for sanitizers that Python drowns in noise, for
+// other compilers and for processors that are only emulated. Random problems on every instruction set there is, with
+// one to four threads, from two callers at once.
 //
 //     harness [problems] [seed]
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -160,7 +158,8 @@ void try_block(Random& random) {
     for (int tile = 0; tile < tiles; ++tile) {
       const size_t at = size_t(tile) + (patterns > 1 ? head % p.heads * tiles : 0);
       for (int i = query_start[size_t(tile)]; i < query_start[size_t(tile) + 1]; ++i) {
-        lists[head * p.tokens + queries[size_t(i)]].assign(keys.begin() + key_start[at], keys.begin() + key_start[at + 1]);
+        const auto seen = keys.begin() + key_start[at], end = keys.begin() + key_start[at + 1];
+        lists[head * p.tokens + queries[size_t(i)]].assign(seen, end);
       }
     }
   }
@@ -273,8 +272,9 @@ void try_sparsifiner(Random& random) {
       lists[row].clear();
       if (counts[row]) wrong("sparsifiner lists keys of a prefix");
       for (int key = 0; key < p.tokens; ++key) lists[row].push_back(key);
-    } else if (lists[row] != std::vector<int>(indices.begin() + row * budget, indices.begin() + row * budget + counts[row])) {
-      wrong("sparsifiner's choice");
+    } else {
+      const auto found = indices.begin() + row * budget;
+      if (lists[row] != std::vector<int>(found, found + counts[row])) wrong("sparsifiner's choice");
     }
   }
   check(t, lists, false);

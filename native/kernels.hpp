@@ -1,4 +1,4 @@
-// What the instruction sets, the dispatcher and the Python module say to each other: plain structs, nothing with code in it.
+// What the instruction sets, the dispatcher and the Python module say to each other: plain structs, no code.
 #pragma once
 
 #include <cstddef>

@@ -9,7 +9,7 @@ namespace attendless::ATTENDLESS_ISA {
 constexpr int kChunk = 48;  // a multiple of every Tile::kBlock and of every W
 constexpr int kGroup = 16;  // queries at most in one tile of lanes
 
-// A head's keys and values (or their gradients). KvTable are padded with zeros to a multiple of 16 channels.
+// A head's keys and values (or their gradients). Rows are padded with zeros to a multiple of 16 channels.
 struct KvTable {
   float *k, *v;
   float* bias;  // of each row: in units of log 2, or its gradient

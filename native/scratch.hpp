@@ -1,7 +1,7 @@
 // Where scratch memory lies. A cursor hands out pieces one after the other, in whole cache lines. One that stands on no
 // memory only counts, so that the code which lays memory out is also what says how much of it there must be.
 //
-// With the address sanitizer a gap that nobody may touch follows every piece: one that runs over into the next is found.
+// With the address sanitizer a gap nobody may touch follows every piece: one that runs over into the next is found.
 #pragma once
 
 #include "simd.hpp"

@@ -29,8 +29,8 @@ struct Select {
   using Eight = Simd<8>;
 
   // `score` has room for a multiple of 16 and is changed; a `bias` of -inf marks what must not be taken while anything
-  // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for a multiple of 16 and eight: where all are
-  // taken, and one of them is -inf, padding is found too, behind them.
+  // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for a multiple of 16 and
+  // eight: where all are taken, and one of them is -inf, padding is found too, behind them.
   static void largest(float* score, const float* bias, int count, const int32_t* own, int owned, int budget,
                       int32_t* index, int32_t* chosen) {
     const int length = (count + 15) / 16 * 16;

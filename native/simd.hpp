@@ -184,7 +184,7 @@ struct Simd {
   // The sum of x[i] in lane i: neighbours are added, then pairs, then fours, …
   static INLINE F sums(F (&x)[W]) { return sums_from<1>(x); }
 
-  // KvTable become columns: blocks of 1, 2, 4, … trade places across the diagonal.
+  // Rows become columns: blocks of 1, 2, 4, … trade places across the diagonal.
   static INLINE void transpose(F (&x)[W]) { transpose_from<1>(x); }
 
  private:

@@ -12,7 +12,7 @@ struct Tile {
   using S = Simd<W>;
   using F = typename S::F;
   static constexpr int kVectors = V, kLanes = W * V;
-  // KvTable (or channels) at once: enough accumulators to hide the latency of multiply-adds, few enough for registers.
+  // Rows (or channels) at once: enough accumulators to hide the latency of multiply-adds, few enough for registers.
   static constexpr int kBlock = (kLanes < 16 ? 8 : 12) / V;
 
   struct Lanes {

@@ -223,7 +223,7 @@ def test_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_types_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: {"full sdpa": Line(1, 1)})
-    monkeypatch.setattr(calibration, "_survives", lambda dtype: dtype is torch.bfloat16)
+    monkeypatch.setattr(calibration, "survives", lambda dtype: dtype is torch.bfloat16)
     assert calibration.measured(torch.bfloat16) == {"full sdpa": Line(1, 1)}
     assert calibration.known(FLOAT) == {}
     assert calibration.measured(torch.float16) == {}, "products in it die on this machine"

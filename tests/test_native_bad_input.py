@@ -20,7 +20,7 @@ from torch import Tensor
 
 from attendless.errors import UserError
 from attendless.sparse import foveal, gather, native, ops  # noqa: F401
-from native_cases import needs_kernels, sweep, threads
+from native_cases import needs_kernels, sweep, thread_counts, threads
 
 pytestmark = needs_kernels
 Arguments = dict[str, Any]
@@ -290,7 +290,7 @@ def test_foveal_operators(data: st.DataObject) -> None:
     a = spoiled(data.draw, shared | {"chosen": rest["chosen"]})
     chosen, q, k, v = a.pop("chosen"), a["q"], a["k"], a["v"]
     extras = [a["key_bias"], a["places"], a["layout"], a["scale"]]
-    with threads(data.draw(st.integers(1, 4))):
+    with threads(data.draw(thread_counts)):
         operate("foveal_select", q, k, *extras)
         found = operate("foveal", q, k, v, *extras)
         attended = operate("foveal_attend", q, k, v, *extras, chosen)
@@ -313,7 +313,7 @@ def test_block_operators(data: st.DataObject) -> None:
     lists = [a[name] for name in ("query_start", "queries", "key_start", "keys")]
     lists = lists[: data.draw(st.sampled_from([4, 4, 4, 4, 4, 3]))]
     q, k, v, bias, scale = (a[name] for name in ("q", "k", "v", "key_bias", "scale"))
-    with threads(data.draw(st.integers(1, 4))):
+    with threads(data.draw(thread_counts)):
         found = operate("block_attend", q, k, v, bias, lists, scale)
         if found is not None and comparable(a):
             leaves = [x.float().requires_grad_() for x in (q, k, v)]
@@ -332,7 +332,7 @@ def test_gather_operators(data: st.DataObject) -> None:
     shared, rest = data.draw(gather_problems())
     a = spoiled(data.draw, shared)
     q, k, v, bias, *lists = (a[name] for name in ("q", "k", "v", "key_bias", "indices", "counts", "scale"))
-    with threads(data.draw(st.integers(1, 4))):
+    with threads(data.draw(thread_counts)):
         found = operate("gather_attend", q, k, v, bias, *lists)
         if found is not None:
             operate("gather_backward", rest["out_grad"], q, k, v, *found, bias, *lists, True)
@@ -347,7 +347,7 @@ def test_gather_operators(data: st.DataObject) -> None:
 def test_sparsifiner_operators(data: st.DataObject) -> None:
     shared, _ = data.draw(sparsifiner_problems())
     a = spoiled(data.draw, shared)
-    with threads(data.draw(st.integers(1, 4))):
+    with threads(data.draw(thread_counts)):
         choice = [a[name] for name in ("coefficients", "basis", "budget", "prefix", "tau", "top")]
         lists = operate("sparsifiner_select", *choice)
         out = operate("sparsifiner", *a.values())
@@ -402,10 +402,9 @@ def raw(name: str, *arguments: Any) -> Any:
 def test_functions_of_the_module(name: str, data: st.DataObject) -> None:
     strategy, names = FUNCTIONS[name]
     shared, rest = data.draw(strategy())
-    everything = shared | rest | {"threads": data.draw(st.integers(-1, 4)), "select": data.draw(st.booleans())}
-    number = everything.pop("threads")  # not spoiled: as many as are asked for would be started
-    wanted = {x: everything[x] for x in names.split() if x != "threads"}
-    a = spoiled(data.draw, wanted)
+    everything = shared | rest | {"select": data.draw(st.booleans())}
+    number = data.draw(st.sampled_from([-1, 0, 1, 1, 1, 2, 4]))  # not spoiled: far too many have a test of their own
+    a = spoiled(data.draw, {x: everything[x] for x in names.split() if x != "threads"})
     done = raw(name, *(number if x == "threads" else a[x] for x in names.split()))
     if done and finite({x: y for x, y in a.items() if "grad" not in x}) and a.get("out", torch.ones(1)).numel():
         if name == "block_attend":

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from attendless.errors import UserError
 from attendless.sparse import native, ops, patterns
-from native_cases import close, every_path, needs_kernels, sweep, threads  # noqa: F401
+from native_cases import close, every_path, needs_kernels, sweep, thread_counts, threads  # noqa: F401
 
 pytestmark = needs_kernels
 
@@ -38,7 +38,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, pattern: patter
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask.where(pattern.mask(), -torch.inf), scale=0.3)
 
 
-@given(problem=problems(), count=st.integers(1, 4))
+@given(problem=problems(), count=thread_counts)
 @sweep
 def test_attends_and_differentiates_as_dense_with_a_mask(path: str, problem: tuple, count: int) -> None:
     pattern, tensors, bias = problem

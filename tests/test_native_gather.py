@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attendless.errors import UserError
 from attendless.sparse import execution, gather, native, operations
-from native_cases import close, every_path, needs_kernels, sweep, threads  # noqa: F401
+from native_cases import close, every_path, needs_kernels, sweep, thread_counts, threads  # noqa: F401
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +63,7 @@ def problems(draw: st.DrawFn, most: int = 200) -> Lists:
         counted=draw(st.booleans()),
         repeats=repeats,
         seed=draw(st.integers(0, 2**16)),
-        threads=draw(st.integers(1, 4)),
+        threads=draw(thread_counts),
     )
 
 

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attendless.errors import UserError
 from attendless.sparse import native
 from attendless.sparse.operations import gather as gather_attend
-from native_cases import close, every_path, needs_kernels, sweep, threads  # noqa: F401
+from native_cases import close, every_path, needs_kernels, sweep, thread_counts, threads  # noqa: F401
 
 pytestmark = needs_kernels
 SCALE = 0.2
@@ -83,7 +83,7 @@ def cases(draw: st.DrawFn) -> Case:
         biased=draw(st.booleans()),
         tail=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
-        threads=draw(st.integers(1, 4)),
+        threads=draw(thread_counts),
     )
 
 

@@ -18,6 +18,7 @@ from .errors import UserError
 
 _HOME = Path(__file__).parent
 _sources: dict[str, None] = {}  # a set in order
+_loading: list[str] = []
 
 
 def load_plugin(path: str | Path) -> None:
@@ -33,6 +34,7 @@ def load_plugin(path: str | Path) -> None:
         raise UserError(f"plugin {str(path)!r} is not a Python file")
     module = importlib.util.module_from_spec(found)
     sys.modules[module_name] = module
+    _loading.append(path.name)
     try:
         found.loader.exec_module(module)
     except UserError:
@@ -40,6 +42,8 @@ def load_plugin(path: str | Path) -> None:
     except Exception as error:
         sys.modules.pop(module_name, None)
         raise UserError(f"plugin {str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
+    finally:
+        _loading.pop()
     _sources[str(path)] = None
 
 
@@ -62,6 +66,16 @@ def source_of(thing: type) -> str:
 def plugin_files() -> list[str]:
     """The files a child process must load to know what is known here."""
     return list(_sources)
+
+
+def refuse_while_loading(what: str) -> None:
+    """Raise if a plug-in that is just being imported asks for `what`, which starts processes: each would import the
+    plug-in again, and ask again."""
+    if _loading:
+        raise UserError(
+            f"{_loading[-1]} is being imported as a plug-in, and asks for {what}: put what it runs under "
+            "if __name__ == '__main__':"
+        )
 
 
 def load_plugins(paths: Iterable[str]) -> None:

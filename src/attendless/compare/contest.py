@@ -10,7 +10,7 @@ from typing import Any
 
 from ..data.opening import open_data
 from ..errors import UserError
-from ..plugins import plugin_files
+from ..plugins import plugin_files, refuse_while_loading
 from ..train.process import only_run
 from . import build, cost, schedule
 from .contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, combinations, recall, remember
@@ -62,6 +62,7 @@ def compare(
     was killed goes on, and one that is given another attention adds its rows.
     """
     out = Path(out)
+    refuse_while_loading("a comparison")
     if not seeds:
         raise UserError("compare needs a seed to start from: give at least one")
     asked = combinations(_list(models), attentions, patches, _list(data), _list(recipes), fields)

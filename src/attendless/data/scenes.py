@@ -124,7 +124,7 @@ def _mask(shape: str, height: int, width: int) -> np.ndarray:
 
 
 def draw_samples(path: str, size: int = 96, rows: int = 3) -> None:
-    """Draw some scenes of every class. `python -m attendless.train.scenes docs/scenes.png`"""
+    """Draw some scenes of every class. `python -m attendless.data.scenes docs/scenes.png`"""
     from matplotlib.figure import Figure
 
     found: dict[int, list[np.ndarray]] = {label: [] for label in range(len(COLOURS))}

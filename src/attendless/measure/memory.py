@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
-from ..plugins import load_plugins, plugin_files
+from ..plugins import load_plugins, plugin_files, refuse_while_loading
 from ..sparse import execution, policy
 
 #: Longer than any forward worth waiting for.
@@ -55,6 +55,7 @@ def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, in
 
     `more` may say `batch`, `channels`, `threads`, `device` and `dtype`.
     """
+    refuse_while_loading("a measurement of memory")
     # What a user registered must be known to the child, and the same executors must compute there.
     same = {"plugins": plugin_files(), "policy": policy()}
     task = {"build": build, "arguments": dict(arguments), "size": list(size), **same, **more}

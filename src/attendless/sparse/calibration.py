@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from .. import compiled
+from ..plugins import source_of
 from ..stamp import processor
 from ..storage import atomic
 from .executor import Case, Executor, Probe, every_executor, samples
@@ -77,7 +78,7 @@ def known(dtype: torch.dtype) -> Lines:
 def measured(dtype: torch.dtype = torch.float32) -> Lines:
     """The lines of every executor for the present number of threads; those missing are measured now, in seconds."""
     missing = [one for one in every_executor() if one.serves("cpu") and not _has(one, dtype)]
-    if missing and (dtype is torch.float32 or _survives(dtype)):
+    if missing and (dtype is torch.float32 or survives(dtype)):
         learn(dtype, _measure(missing, dtype))
         with contextlib.suppress(OSError):
             _write(_file(_key()), _lines())
@@ -99,7 +100,13 @@ def forget() -> None:
 
 
 def line_name(executor: Executor, line: str = "") -> str:
-    return " ".join(filter(None, (executor.op, executor.name, line)))
+    """`foveal native few`; with a digest of its file if it is a user's own, which may have been edited since."""
+    return " ".join(filter(None, (executor.op, executor.name, _edited(source_of(type(executor))), line)))
+
+
+@lru_cache(maxsize=64)
+def _edited(source: str) -> str:
+    return hashlib.blake2b(Path(source).read_bytes(), digest_size=4).hexdigest() if source else ""
 
 
 def _has(executor: Executor, dtype: torch.dtype) -> bool:
@@ -148,7 +155,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
     return Line(float(overhead), float(rate))
 
 
-def _survives(dtype: torch.dtype) -> bool:
+def survives(dtype: torch.dtype) -> bool:
     """Whether products in this type run here. Some CPUs announce instructions and die on them, so a child tries."""
     trial = f"import torch; a = torch.ones(64, 64, dtype={dtype}); a @ a"
     return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0
