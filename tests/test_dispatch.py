@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,10 +70,16 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     calibration.forget()
 
 
+def named(text: str) -> str:
+    """The name of a cost line, for an operation, an executor and perhaps a word more: `block_native_few`."""
+    op, name, *more = text.split("_")
+    return calibration.line_name(registry.executor(op, name), *more)
+
+
 def know(**lines: tuple[float, float]) -> None:
     """Let these be the costs known, and no others: `toy_quick=(overhead, rate)`."""
     calibration.forget()
-    found = {name.replace("_", " "): Line(*line) for name, line in lines.items()}
+    found = {named(name): Line(*line) for name, line in lines.items()}
     calibration.learn(FLOAT, {"full sdpa": Line(0, 1e-6), **found})
 
 
@@ -91,7 +99,7 @@ def test_the_quickest_by_estimate() -> None:
 def test_new_costs_are_heeded_at_once() -> None:
     know(toy_quick=(0, 1e-6), toy_plain=(1, 1))
     assert choose(CASE).executor == "quick"
-    calibration.learn(FLOAT, {"toy quick": Line(9, 9)})
+    calibration.learn(FLOAT, {named("toy_quick"): Line(9, 9)})
     assert choose(CASE).executor == "plain"
 
 
@@ -216,9 +224,28 @@ def test_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def samples(side: int, dtype: torch.dtype) -> Iterator[registry.Sample]:
         yield registry.Sample(dataclasses.replace(CASE, plan=Size(side)), lambda run: run(torch.zeros(1)))
 
-    assert set(calibration.measured()) == {*found, "toy quick", "toy plain"}
+    assert set(calibration.measured()) == {*found, named("toy_quick"), named("toy_plain")}
     assert {one.op for one in asked} == {"toy"}
     assert "estimated" in choose(CASE).reason
+
+
+def test_an_executor_that_was_edited_is_measured_anew(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    names = []
+    for body in ("return x", "return x + 0"):
+        file.write_text(
+            "from attendless import Executor, register_executor\n"
+            "class Mine(Executor):\n    op, name, about = 'toy', 'mine', ''\n"
+            f"    def run(self, case, x):\n        {body}\n"
+        )
+        spec = importlib.util.spec_from_file_location(f"mine_{len(names)}", file)
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+        calibration._edited.cache_clear()
+        names.append(calibration.line_name(module.Mine()))
+    assert names[0] != names[1]
+    assert all(name.startswith("toy mine ") for name in names)
 
 
 def test_types_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

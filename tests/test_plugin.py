@@ -109,3 +109,22 @@ def test_a_broken_plugin_is_explained(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "is not a file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_measures_while_it_is_imported_ends(tmp_path: Path) -> None:
+    """The child that measures memory imports the script as a plug-in, which measures again: but only once."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        EXAMPLE.read_text()
+        + "\nimport timm, attendless\n"
+        + "model = timm.create_model('vit_tiny_patch16_224', img_size=32, depth=1)\n"
+        + "ours = attendless.convert(model, 'neighbours', below_breakeven='keep')\n"
+        + "row = attendless.bench(ours, like=model, budget=0.1, throughput=False, parts=False)\n"
+        + "open('said.txt', 'a').write(f'{row.peak_memory_mb} {row.notes}\\n')\n"
+    )
+    done = run(str(script), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    *children, own = (tmp_path / "said.txt").read_text().splitlines()
+    assert float(own.split()[0]) > 0
+    assert len(children) == 2, "one for each model"
+    assert all(line.startswith("None ") and "script.py is being imported as a plug-in" in line for line in children)

@@ -67,10 +67,12 @@ def measure(
             parts=False,
         )
         for i, row in enumerate(found):
-            memory = {"peak_memory_mb": memories[i], "dense_peak_memory_mb": memories[-1]}
+            measured = {"peak_memory_mb": memories[i], "dense_peak_memory_mb": memories[-1]}
+            memory = {name: None if isinstance(value, str) else value for name, value in measured.items()}
             points[i].append({name: row.as_dict()[name] for name in _POINT} | memory)
             if factor == 1:
-                rows.append(row.as_dict() | memory)
+                why = [value for value in measured.values() if isinstance(value, str)]
+                rows.append(row.as_dict() | memory | {"notes": [*row.notes, *why]})
                 stamps[i] = dict(row.stamp)
     for i, contestant in enumerate(contestants):
         payload = {"stamp": stamps[i], "row": rows[i], "curve": points[i]}
@@ -86,14 +88,15 @@ def reference(model: Any, contestant: Contestant, classes: int) -> Any:
         return build.dense(contestant.setting, classes).eval()
 
 
-def peaks(models: Sequence[Any], size: tuple[int, int], *, threads: int, jobs: int) -> list[float | None]:
-    """Peak memory of each model's forward. Neighbours do not change it, so several are measured at a time."""
+def peaks(models: Sequence[Any], size: tuple[int, int], *, threads: int, jobs: int) -> list[float | str]:
+    """Peak memory of each model's forward, or why there is none. Neighbours do not change it, so several are measured
+    at a time."""
 
-    def peak(model: Any) -> float | None:
+    def peak(model: Any) -> float | str:
         try:
             return described(model).memory(size, batch=1, threads=threads).peak
-        except UserError:
-            return None
+        except UserError as error:
+            return str(error)
 
     with ThreadPoolExecutor(jobs) as pool:
         return list(pool.map(peak, models))

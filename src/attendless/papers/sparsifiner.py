@@ -16,7 +16,7 @@ PREDICTOR = (
     "predictor: averages of the keys, low-rank scores and connectivity, by the paper's equations with 32 averages; "
     "at most 1/τ coefficients exceed τ, and the basis is counted as it starts"
 )
-_TRAINED = "the authors', trained on ImageNet; ours: docs/sparsifiner.md"
+_TRAINED = "the authors', trained on ImageNet; ours: docs/results/sparsifiner.md"
 _TOKENS = "needs token reduction, which is not built yet"
 _LV = "needs LV-ViT, which is not built yet"
 

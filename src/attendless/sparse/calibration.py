@@ -155,6 +155,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
     return Line(float(overhead), float(rate))
 
 
+@lru_cache(maxsize=8)
 def survives(dtype: torch.dtype) -> bool:
     """Whether products in this type run here. Some CPUs announce instructions and die on them, so a child tries."""
     trial = f"import torch; a = torch.ones(64, 64, dtype={dtype}); a @ a"

@@ -83,9 +83,9 @@ def layout(
 ) -> Layout:
     """Cut a grid so that a tile looks closely at a share `keep` of the cells, its own always among them.
 
-    `auto` follows what was measured on a pretrained model (docs/convert.md): on a small grid sixteen queries that
-    choose together would spend their budget on themselves, so each query chooses alone; a second, coarser blur costs
-    accuracy, and comes in only where a blur of 2 × 2 patches alone would cost more than what is looked at closely.
+    `auto` follows what was measured on a pretrained model (docs/results/convert.md): on a small grid sixteen queries
+    that choose together would spend their budget on themselves, so each query chooses alone; a second, coarser blur
+    costs accuracy, and comes in only where a blur of 2 × 2 patches alone would cost more than what is seen closely.
     """
     if cell == "auto":
         cell = 2

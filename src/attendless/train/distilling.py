@@ -46,8 +46,8 @@ def imitate() -> list[Phase]:
     has any, first learn the same alone.
 
     attendless distill deit_tiny_patch16_224 --weights F --attention sparsifiner:keep=0.25 --data DIR
-    Expected: about 1.4 points below the teacher (docs/sparsifiner.md, where the first phase kept 0.1). Time: 40 minutes
-    on one core for 1,800 pictures.
+    Expected: about 1.4 points below the teacher (docs/results/sparsifiner.md, where the first phase kept 0.1). Time:
+    40 minutes on one core for 1,800 pictures.
     """
     new = dataclasses.replace(_STUDENT, epochs=2, batch=16, lr=1e-3, min_lr=1e-5, warmup=0.1)
     whole = dataclasses.replace(_STUDENT, epochs=3, batch=32, lr=1e-4, min_lr=1e-6, warmup=0.5, clip=1.0)

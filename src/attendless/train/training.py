@@ -16,6 +16,8 @@ from timm.data import resolve_model_data_config
 from timm.layers import DropPath
 from torch import nn
 
+from ..backbones import is_host
+from ..backbones.weights import start_attentions
 from ..convert import open_model
 from ..convert.architecture import blueprint
 from ..convert.files import save
@@ -112,7 +114,7 @@ def as_model_wants(model: Any, train: Source, val: Source, chosen: Recipe, *, la
     return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), model.num_classes, labelled)
 
 
-def set_drop(model: nn.Module, chosen: Recipe) -> None:
+def set_drop(model: Any, chosen: Recipe) -> None:
     """Stochastic depth that grows with depth, and dropout everywhere but on attention maps, as the recipe asks."""
     if chosen.drop_path:
         places = [m for m in model.modules() if any(hasattr(m, n) for n in ("drop_path", "drop_path1", "drop_path2"))]
@@ -120,6 +122,8 @@ def set_drop(model: nn.Module, chosen: Recipe) -> None:
             for name in ("drop_path", "drop_path1", "drop_path2"):
                 if hasattr(module, name):
                     setattr(module, name, DropPath(rate) if rate else nn.Identity())
+        if is_host(model):  # and the branches that attentions have of their own
+            start_attentions(model.blocks, scratch=False)
     if chosen.drop:
         for name, module in model.named_modules():
             if isinstance(module, nn.Dropout) and not name.endswith("attn_drop"):
