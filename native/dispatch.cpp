@@ -57,7 +57,7 @@ void use_isa(const std::string& name) {
     if (name == set->name) return used.store(set);
     exist += std::string(exist.empty() ? "" : ", ") + set->name;
   }
-  throw std::invalid_argument("unknown instruction path '" + name + "'. There are: " + exist);
+  throw std::invalid_argument("unknown instruction set '" + name + "'. There are: " + exist);
 }
 
 }  // namespace attendless

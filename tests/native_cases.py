@@ -1,4 +1,4 @@
-"""What the tests of the native kernels share: every instruction path, random problems, and the way to compare."""
+"""What the tests of the native kernels share: every instruction set, random problems, and the way to compare."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ thread_counts = st.sampled_from([1, 1, 1, 1, 2, 3, 4])
 needs_kernels = pytest.mark.skipif(not native.available, reason=native.reason or "the kernels are here")
 
 
-@pytest.fixture(name="path", params=native.paths() or ["none"])
+@pytest.fixture(name="path", params=native.instruction_sets() or ["none"])
 def every_path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Each test that asks for it runs once on every instruction path this machine has."""
+    """Each test that asks for it runs once on every instruction set this machine has."""
     with native.forced(request.param):
         yield request.param
 

@@ -1,4 +1,4 @@
-"""The foveal kernels against the definition in PyTorch, on every instruction path."""
+"""The foveal kernels against the definition in PyTorch, on every instruction set."""
 
 from __future__ import annotations
 

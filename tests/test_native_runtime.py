@@ -42,15 +42,15 @@ def test_power_of_two(path: str) -> None:
 
 @needs_kernels
 def test_paths() -> None:
-    assert native.path() in native.paths()
-    assert "portable" in native.paths()
-    before = native.path()
+    assert native.instruction_set() in native.instruction_sets()
+    assert "portable" in native.instruction_sets()
+    before = native.instruction_set()
     with (
-        pytest.raises(UserError, match=r"unknown instruction path 'mmx'\. There are: .*portable"),
+        pytest.raises(UserError, match=r"unknown instruction set 'mmx'\. There are: .*portable"),
         native.forced("mmx"),
     ):
         pass
-    assert native.path() == before
+    assert native.instruction_set() == before
     with pytest.raises(UserError, match=r"ATTENDLESS_NATIVE=mmx: unknown .* There are: .*portable.*, off"):
         compiled._load("mmx")
 
@@ -129,7 +129,7 @@ if not child:
     same = torch.equal(before, native.foveal(*problem(0))[0])
     several = native.kernels().threads_running(4) == 4 and "forked" in native.threading()
     os._exit(0 if same and several else 1)
-print(native.path())
+print(native.instruction_set())
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 print(open("/proc/self/maps").read())
 """

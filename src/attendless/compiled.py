@@ -1,8 +1,8 @@
 """The compiled kernels' module: whether it is there, and which instruction set it uses.
 
 Importing this works without it: `available` and `reason` tell. `ATTENDLESS_NATIVE` in the environment names the
-instruction set to use (see `paths()`), or `off` to do without. `wide`, which is there for tests, is AVX-512's code on
-AVX2 machines.
+instruction set to use (see `instruction_sets()`), or `off` to do without. `wide`, which is there for tests, is
+AVX-512's code on AVX2 machines.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ def kernels() -> Any:
     return _native
 
 
-def paths() -> list[str]:
-    """The instruction paths this machine can run, best first."""
+def instruction_sets() -> list[str]:
+    """The instruction sets the kernels were compiled for and this machine can run, best first."""
     return list(kernels().paths()) if available else []
 
 
-def path() -> str | None:
-    """The instruction path in use."""
+def instruction_set() -> str | None:
+    """The instruction set in use."""
     return str(kernels().path()) if available else None
 
 
 @contextlib.contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Use one instruction path for a while, in every thread. For tests."""
-    before = path()
+    """Use one instruction set for a while, in every thread. For tests."""
+    before = instruction_set()
     try:
         kernels().use_path(name)
         yield

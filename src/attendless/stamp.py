@@ -32,7 +32,7 @@ def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "timm", "attendless")},
-        "native_kernels": compiled.path(),
+        "native_kernels": compiled.instruction_set(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
     if device.type == "cuda":

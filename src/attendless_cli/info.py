@@ -121,5 +121,5 @@ def _print_layers(title: str, found: list) -> None:
         )
         for layer in found
     ]
-    columns = ("layer", "grid", "params", "MACs", "core", "projections", "MLP", "other", "attention", "path")
+    columns = ("layer", "grid", "params", "MACs", "core", "projections", "MLP", "other", "attention", "executor")
     output.print_table(title, columns, table)

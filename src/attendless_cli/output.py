@@ -30,7 +30,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 #: Columns that hold words rather than numbers.
 TEXT = frozenset(
     {
-        *("attention", "options", "why", "note", "path", "value", "quantity", "source", "grid", "what it is"),
+        *("attention", "options", "why", "note", "executor", "value", "quantity", "source", "grid", "what it is"),
         *("computed by", "result", "verdict", "range", "against dense"),
     }
 )

@@ -58,8 +58,10 @@ def _kernels() -> Finding:
     from ..sparse import native
 
     if native.available:
-        note = f"instruction sets here: {', '.join(native.paths())}"
-        return Finding("native kernels", str(native.path()), "; ".join(filter(None, (note, native.threading()))))
+        note = f"instruction sets here: {', '.join(native.instruction_sets())}"
+        return Finding(
+            "native kernels", str(native.instruction_set()), "; ".join(filter(None, (note, native.threading())))
+        )
     return Finding("native kernels", "absent", native.reason, ok=False)
 
 

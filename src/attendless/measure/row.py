@@ -102,7 +102,7 @@ class Measurement:
             "throughput": _throughput(self),
             "memory": _memory(self),
             "MACs": f"{macs.pop('total')} M: " + ", ".join(f"{name} {value}" for name, value in macs.items()),
-            "path": f"{self.path}: {self.reason}",
+            "executor": f"{self.path}: {self.reason}",
             "time": _parts(self.parts_ms),
             "dense time": _parts(self.dense_parts_ms),
             "machine": stamp_line(self.stamp),

@@ -176,7 +176,7 @@ def _lines() -> dict[str, dict[str, Line]]:
 
 
 def _key() -> str:
-    return _digest(torch.get_num_threads(), compiled.path())
+    return _digest(torch.get_num_threads(), compiled.instruction_set())
 
 
 @lru_cache(maxsize=64)

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiled import available, forced, kernels, path, paths, reason
+from ..compiled import available, forced, instruction_set, instruction_sets, kernels, reason
 from ..errors import UserError
 
-__all__ = ["available", "forced", "path", "paths", "reason"]
+__all__ = ["available", "forced", "instruction_set", "instruction_sets", "reason"]
 
 
 def threading() -> str:
