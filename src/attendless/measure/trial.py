@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import os
-import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -23,7 +21,6 @@ from ..sparse.executor import Executor, executors
 #: Width and heads of every attention tried: small, so that all is quick.
 DIM, HEADS = 32, 2
 _SQUARE, _WIDE, _ODD = (6, 6), (4, 8), (7, 5)
-_CACHE = "XDG_CACHE_HOME"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,17 +107,8 @@ class Trial:
             return
         case: Any = self.module.case(self.grid, self.batch)
         lines = {line_name(one, one.line(case)): Line(float(one.name != executor), 0.0) for one in self.executors()}
-        before = os.environ.get(_CACHE)
-        with tempfile.TemporaryDirectory() as folder, execution("auto"):
-            os.environ[_CACHE] = folder  # what is made up here must not mix with what was measured
-            try:
-                calibration.forget()
-                for dtype in (torch.float32, torch.bfloat16):
-                    calibration.learn(dtype, lines)
-                yield
-            finally:
-                os.environ.pop(_CACHE) if before is None else os.environ.update({_CACHE: before})
-                calibration.forget()
+        with execution("auto"), calibration.assumed(lines, torch.float32, torch.bfloat16):
+            yield
 
 
 def left_before(batch: int, grid: Grid) -> Context:

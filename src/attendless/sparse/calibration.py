@@ -19,7 +19,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -97,6 +97,22 @@ def forget() -> None:
     global _edition
     _known.clear()
     _edition += 1
+
+
+@contextlib.contextmanager
+def assumed(lines: Lines, *dtypes: torch.dtype) -> Iterator[None]:
+    """For a while these lines, made up, are all that is known on the present number of threads. For tests."""
+    global _edition
+    before = dict(_known)
+    _known.clear()
+    _known[_key()] = {_type(dtype): dict(lines) for dtype in dtypes or (torch.float32,)}
+    _edition += 1
+    try:
+        yield
+    finally:
+        _known.clear()
+        _known.update(before)
+        _edition += 1
 
 
 def line_name(executor: Executor, line: str = "") -> str:
