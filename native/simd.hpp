@@ -47,6 +47,7 @@ struct Simd {
   static constexpr int kWidth = W;
   typedef float F __attribute__((vector_size(4 * W)));
   typedef int32_t I __attribute__((vector_size(4 * W)));
+  typedef uint32_t U __attribute__((vector_size(4 * W)));
 
   static INLINE F load(const float* from) {
     F x;
@@ -119,8 +120,8 @@ struct Simd {
   }
 
   // 2^x with a relative error of about 1e-7: x = n + f with |f| ≤ ½, a polynomial for 2^f (minimax, exact at 0), n put
-  // into the exponent. From -127 down the exponent, and so the result, is 0; NaN stays NaN. Arguments above 127 do not
-  // occur.
+  // into the exponent. From -127 down the exponent, and so the result, is 0; NaN stays NaN. Arguments above 127 occur
+  // only where a caller's `lse` is not the forward pass's own; they give some number.
   static INLINE F exp2(F x) {
     const F lowest = splat(-127.f), shift = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to a whole number
     const F y = lowest > x ? lowest : x;
@@ -132,7 +133,7 @@ struct Simd {
     const F second = 5.55031055101e-2f * f + 2.40226527829e-1f;
     const F third = 1.55946781613e-4f * square + (1.34066439024e-3f * f + 9.61769297299e-3f);
     const F p = (third * square + second) * square + first;
-    return p * (F)(((I)rounded << 23) + splat(127 << 23));
+    return p * (F)(((U)rounded << 23) + (127u << 23));
   }
 
   // log2 x for x ≥ 0: x = m · 2^e with √½ ≤ m < √2, and log m = 2 artanh s with s = (m - 1) / (m + 1), |s| < 0.18.

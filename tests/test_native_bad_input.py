@@ -25,7 +25,7 @@ from native_cases import needs_kernels, sweep, thread_counts, threads
 pytestmark = needs_kernels
 Arguments = dict[str, Any]
 SCALE = 0.3
-HUGE = [2**24, 2**24 + 1, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**62]
+HUGE = [2**24 + 1, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**62]
 NUMBERS = [0, -1, 1, 2, 3, 5, 17, *HUGE, *(-x for x in HUGE)]
 
 
