@@ -159,7 +159,7 @@ def test_doctor_tries_bf16_in_a_child(tmp_path: Path, capsys: pytest.CaptureFixt
     out = tmp_path / "doctor.json"
     assert inside(capsys, "doctor", "--json", str(out))[0] == 0
     rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
-    assert {"torch", "threads", "native kernels", "bf16 products", "extra export"} <= set(rows)
+    assert {"torch", "threads", "native kernels", "bf16 products", "extra hf"} <= set(rows)
     assert rows["bf16 products"]["value"]
 
 
