@@ -34,12 +34,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from attendless.attention.foveal import foveal
 from attendless.measure.clock import race
 from attendless.measure.memory import peak_memory
 from attendless.sparse import foveal as definition
 from attendless.sparse import ops, patterns
 from attendless.sparse.executors import flex
+from attendless.sparse.operations import foveal
 from attendless.sparse.operations import gather as gather_attend
 from attendless.stamp import stamp, stamp_line
 from attendless.storage import atomic

@@ -126,9 +126,10 @@ def test_the_environment_gives_the_first_policy(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_refusal_is_passed_over_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(registry.executor("toy", "quick")), "refusal", "it rains")
-    assert choose(CASE) == registry.Choice("plain", "a toy; not quick: it rains")
+    case = dataclasses.replace(CASE, batch=3)  # one that was never asked about
+    assert choose(case) == registry.Choice("plain", "a toy; not quick: it rains")
     with execution("quick"):
-        assert choose(CASE) == registry.Choice("plain", "a toy; not quick: it rains")
+        assert choose(case) == registry.Choice("plain", "a toy; not quick: it rains")
     monkeypatch.setattr(type(registry.executor("toy", "plain")), "refusal", "it snows")
     with pytest.raises(UserError, match="nothing computes toy on cpu: not quick: it rains; not plain: it snows"):
         choose(dataclasses.replace(CASE, batch=2))

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..errors import UserError, unknown
 from . import calibration
-from .executor import Case, Choice, Executor, executor, executor_names, executors
+from .executor import Case, Choice, Executor, executor, executor_names, executors, registered
 from .full import Whole
 
 SWITCH = "ATTENDLESS_CHOOSE"
@@ -57,7 +57,8 @@ def _check(asked: str, what: str) -> None:
 
 def choose(case: Case) -> Choice:
     """Who computes `case`, and the reason."""
-    return _choose(case, _policy, torch.get_num_threads(), calibration.edition(), len(executors(case.op)))
+    edition = calibration.edition() if _policy == "auto" else 0
+    return _choose(case, _policy, torch.get_num_threads(), edition, registered(case.op))
 
 
 @lru_cache(maxsize=4096)

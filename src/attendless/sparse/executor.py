@@ -135,13 +135,19 @@ def register_executor(cls: E) -> E:
     if (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise UserError(f"executor {name!r} of {op} already exists: {other.__module__}.{other.__qualname__}")
     known[name] = cls()
+    _EXECUTORS[op] = dict(sorted(known.items(), key=lambda item: -item[1].standing))
     remember_source(cls)
     return cls
 
 
 def executors(op: str) -> list[Executor]:
     """Every executor of an operation, that of the highest standing first."""
-    return sorted(_EXECUTORS.get(op, {}).values(), key=lambda executor: -executor.standing)
+    return list(_EXECUTORS.get(op, {}).values())
+
+
+def registered(op: str) -> int:
+    """How many executors an operation has."""
+    return len(_EXECUTORS.get(op, ()))
 
 
 def executor(op: str, name: str) -> Executor:
