@@ -292,3 +292,16 @@ def test_what_it_refuses() -> None:
         layer()(torch.randn(1, 20, 16), Context(Grid(4, 5, 0)))
     with pytest.raises(UserError, match="rank 7"):
         layer().take_predictor({"down": torch.zeros(7, 21), "up": torch.zeros(7, 21)}, GRID)
+
+
+def test_what_is_kept_for_a_grid_serves_whoever_comes_next() -> None:
+    """The first to ask may be evaluating, or building a model without memory."""
+    grid = Grid(5, 7, 1)
+    x = torch.randn(2, grid.tokens, 16)
+    with torch.inference_mode(), torch.device("meta"):
+        basis.rest(5, 7, 1, 9, torch.empty(1))
+    module = create("sparsifiner:rank=9,rest=pooled", 16, 2, grid=grid)
+    with torch.inference_mode():
+        module.eval()(x, Context(grid))
+    module.train()(x, Context(grid))[0].sum().backward()
+    assert module.qkv.weight.grad.abs().sum() > 0

@@ -142,6 +142,13 @@ def test_a_later_executor_is_asked_too() -> None:
     assert dispatch.run(CASE, torch.zeros(1)) == 1
 
 
+def test_one_that_is_defined_again_is_asked_again() -> None:
+    register_executor(type("Best", (Toy,), {"name": "best", "standing": 9, "refusal": "not yet written"}))
+    assert choose(CASE).executor == "quick"
+    register_executor(type("Best", (Toy,), {"name": "best", "standing": 9}))
+    assert choose(CASE).executor == "best"
+
+
 def test_costs_of_one_kind_say_nothing_about_another() -> None:
     know(toy_quick=(5e-3, 1e-6), toy_plain=(1e-3, 1e-6))
     assert choose(dataclasses.replace(CASE, device="cuda")).executor == "quick"
@@ -225,6 +232,7 @@ def test_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     def samples(side: int, dtype: torch.dtype) -> Iterator[registry.Sample]:
         yield registry.Sample(dataclasses.replace(CASE, plan=Size(side)), lambda run: run(torch.zeros(1)))
 
+    calibration.forget()  # as the next process does
     assert set(calibration.measured()) == {*found, named("toy_quick"), named("toy_plain")}
     assert {one.op for one in asked} == {"toy"}
     assert "estimated" in choose(CASE).reason
@@ -247,6 +255,16 @@ def test_an_executor_that_was_edited_is_measured_anew(tmp_path: Path) -> None:
         names.append(calibration.line_name(module.Mine()))
     assert names[0] != names[1]
     assert all(name.startswith("toy mine ") for name in names)
+
+
+def test_one_that_refuses_whatever_it_is_tried_on_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: asked.append(len(executors)) or {})
+    calibration.measured(torch.float64)
+    calibration.measured(torch.float64)
+    assert len(asked) == 1
+    monkeypatch.undo()
+    assert calibration._measure([], torch.float32) == {}
 
 
 def test_types_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

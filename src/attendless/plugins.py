@@ -6,6 +6,7 @@ A file is remembered when it is loaded by `load_plugin` (`--plugin FILE`), and w
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import pkgutil
@@ -16,7 +17,7 @@ from types import ModuleType
 
 from .errors import UserError
 
-_HOME = Path(__file__).parent
+_HOME = Path(__file__).resolve().parent
 _sources: dict[str, None] = {}  # a set in order
 _loading: list[str] = []
 
@@ -28,7 +29,9 @@ def load_plugin(path: str | Path) -> None:
         raise UserError(f"plugin {str(path)!r} is not a file")
     if str(path) in _sources:
         return
-    module_name = f"attendless_plugin_{path.stem}"
+    # Two files of one name in two folders are two modules.
+    digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
+    module_name = f"attendless_plugin_{path.stem}_{digest}"
     found = importlib.util.spec_from_file_location(module_name, path)
     if found is None or found.loader is None:
         raise UserError(f"plugin {str(path)!r} is not a Python file")
@@ -37,10 +40,11 @@ def load_plugin(path: str | Path) -> None:
     _loading.append(path.name)
     try:
         found.loader.exec_module(module)
-    except UserError:
-        raise
     except Exception as error:
         sys.modules.pop(module_name, None)
+        _sources.pop(str(path), None)
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"plugin {str(path)!r} cannot be imported: {type(error).__name__}: {error}") from error
     finally:
         _loading.pop()
@@ -51,7 +55,13 @@ def remember_source(thing: type) -> None:
     """Note the file that defines `thing`, unless it is one of ours: child processes will import it."""
     path = source_of(thing)
     if path:
-        _sources[path] = None
+        _sources[_as_part_of_a_package(thing.__module__, path) or path] = None
+
+
+def _as_part_of_a_package(module: str, path: str) -> str:
+    """`ROOT::package.module` for a module of a package, which cannot be imported as a file alone; otherwise empty."""
+    package = getattr(sys.modules[module], "__package__", "") or ""
+    return f"{Path(path).parents[package.count('.') + 1]}::{module}" if package and module != package else ""
 
 
 def source_of(thing: type) -> str:
@@ -79,8 +89,15 @@ def refuse_while_loading(what: str) -> None:
 
 
 def load_plugins(paths: Iterable[str]) -> None:
+    """Load what `plugin_files` of another process said."""
     for path in paths:
-        load_plugin(path)
+        root, part_of_a_package, module = path.rpartition("::")
+        if not part_of_a_package:
+            load_plugin(path)
+            continue
+        if root not in sys.path:
+            sys.path.append(root)
+        importlib.import_module(module)
 
 
 def import_package(package: ModuleType) -> None:

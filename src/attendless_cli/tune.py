@@ -9,8 +9,12 @@ examples:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from . import output, words
+
+if TYPE_CHECKING:
+    from attendless.measure.tune import Tuned
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +43,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    from attendless.convert import convert, open_model, save
+    from attendless.convert import open_model, save
     from attendless.data.opening import open_data
     from attendless.measure import tune as tuning
     from attendless.measure.accuracy import load_images, preprocessing
@@ -51,7 +55,7 @@ def run(args: argparse.Namespace) -> None:
     transform = preprocessing(model, args.size or input_size(model), args.crop_pct)
     images = load_images(open_data(args.data, "val"), transform, args.images)
     rates = tuple(args.rates or tuning.RATES)
-    total = tuning.steps(len(convert(model, "full").blocks), len(images), rates=len(rates))
+    total = tuning.steps(tuning.layers_of(model), len(images), rates=len(rates))
     with output.progress("tuning", total) as step:
         tuned = tuning.tune(
             model,
@@ -62,20 +66,22 @@ def run(args: argparse.Namespace) -> None:
             target_ms=args.target_ms,
             progress=step,
         )
-    columns = ("attention", "ms", "speed-up", "agreement", "expected loss", "core MACs")
+    columns = ("attention", "layers", "ms", "speed-up", "agreement", "expected loss", "core MACs")
     table = [_cells(setting, setting == tuned.chosen) for setting in tuned.front]
     output.print_table(f"{args.model} · {len(images)} images of {args.data}", columns, table, note=NOTE)
-    print(f"\nchosen ({tuned.reason}):\n  --attention {tuned.attention}")
+    print(f"\nchosen ({tuned.reason}):\n  {_words(tuned)}")
     if args.plot:
         from attendless.show.tradeoff import draw
 
         draw(tuned, args.plot)
         print(f"drawn: {args.plot}")
     if args.out:
-        save(convert(model, tuned.attention, below_breakeven="keep"), args.out)
+        save(tuned.convert(model), args.out)
         print(f"saved: {args.out}")
     rows = [{**setting.as_dict(), "chosen": setting == tuned.chosen} for setting in tuned.front]
-    output.write_json(args.json, {"rows": rows, "attention": tuned.attention, "reason": tuned.reason})
+    output.write_json(
+        args.json, {"rows": rows, "attention": tuned.attention, "layers": list(tuned.layers), "reason": tuned.reason}
+    )
 
 
 NOTE = (
@@ -84,10 +90,18 @@ NOTE = (
 )
 
 
+def _words(tuned: Tuned) -> str:
+    """What to give `convert`."""
+    if not tuned.layers:
+        return f"nothing: the model as it is, {tuned.attention}"
+    return f"--attention {tuned.attention} --layers {','.join(map(str, tuned.layers))} --below-breakeven keep"
+
+
 def _cells(setting: object, chosen: bool) -> tuple[str, ...]:
     s = vars(setting)
     return (
         ("→ " if chosen else "  ") + s["attention"],
+        ",".join(map(str, s["layers"])) or "none",
         f"{s['latency_ms']:.2f}",
         f"{s['speedup']:.2f}× ± {s['spread'] / 2:.2f}",
         f"{s['agreement']:.3f}",

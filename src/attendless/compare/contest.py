@@ -11,6 +11,7 @@ from typing import Any
 from ..data.opening import open_data
 from ..errors import UserError
 from ..plugins import plugin_files, refuse_while_loading
+from ..sparse import policy
 from ..train.process import only_run
 from . import build, cost, schedule
 from .contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, combinations, recall, remember
@@ -72,7 +73,7 @@ def compare(
         jobs = jobs or schedule.at_once(threads, device)
         plugins = tuple(plugin_files())
         every = [
-            Job(c, seed, str(out / c.folder / f"seed-{seed}"), threads, workers, device, plugins)
+            Job(c, seed, str(out / c.folder / f"seed-{seed}"), threads, workers, device, plugins, policy())
             for seed in seeds
             for c in asked
         ]

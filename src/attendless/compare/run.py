@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..plugins import load_plugins
-from ..sparse import execution, policy
+from ..sparse import execution
 from ..storage import atomic
 from .contestants import Contestant
 
@@ -32,6 +32,7 @@ class Job:
     workers: int = 0
     device: str = "auto"
     plugins: tuple[str, ...] = ()
+    policy: str = "auto"
 
     @property
     def name(self) -> str:
@@ -67,9 +68,9 @@ def run(job: Job) -> Outcome:
     setting = job.contestant.setting
     began = time.monotonic()
     try:
+        load_plugins(job.plugins)  # which may have brought the executor asked for
         # By the usual executors, whatever was found quickest here before: others round differently.
-        with _said_to(folder / "log.txt"), execution("off" if policy() == "auto" else policy()):
-            load_plugins(job.plugins)
+        with _said_to(folder / "log.txt"), execution("off" if job.policy == "auto" else job.policy):
             model = build(job.contestant, len(open_data(setting.data, "train").classes), job.seed)
             ended = train(
                 model,

@@ -13,6 +13,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..attention import Spec, parse
+from ..backbones import is_host
+from ..backbones.weights import start_attentions
 from ..errors import UserError, unknown
 from ..sizes import image_config, input_size, model_name
 from . import families, huggingface
@@ -73,6 +75,8 @@ def convert_with_report(
         for i, (slot, spec) in enumerate(zip(slots, specs, strict=True))
     ]
     check_reads(slots)
+    if is_host(host):
+        start_attentions(host.blocks, scratch=False)
     if predictor is not None and any(predicts(slot.attn) for slot in slots):
         put_predictor(slots, predictor)
     inside = sum(len(slot.attn.state_dict()) for slot in slots)

@@ -32,7 +32,7 @@ _MODULES = {
     "downsample": "embedding",
     "mlp": "mlp",
     "ffn": "mlp",
-    "reduce": "selection",
+    "reducer": "selection",
     "head": "head",
     "head_dist": "head",
 }

@@ -14,6 +14,7 @@ from ..attention import Macs
 from ..backbones import is_host
 from ..convert.architecture import describe, describes
 from ..errors import UserError
+from ..plugins import refuse_while_loading
 from ..stamp import stamp
 from .clock import Call, Race, device_timer, race
 from .macs import count
@@ -77,6 +78,7 @@ class Timed:
 
 def time_all(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Conditions) -> list[Timed]:
     """Time the subjects, by turns, against the dense model."""
+    refuse_while_loading("a measurement")
     where = f"at {size[0]}x{size[1]}"
     dense_macs = by_formula(dense.model, size)
     if dense_macs is not None:

@@ -70,8 +70,19 @@ class Tuned:
 
     @property
     def attention(self) -> str:
-        """The spec that `convert` takes."""
+        """What the layers chosen attend with, as `convert` takes it."""
         return self.chosen.attention
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers to convert; the others stay as they are."""
+        return self.chosen.layers
+
+    def convert(self, model: nn.Module) -> Any:
+        """`model` as it was tuned; a copy, as always."""
+        if not self.layers:
+            return host_copy(model)
+        return convert(model, self.attention, layers=self.layers, below_breakeven="keep")
 
 
 def tune(
@@ -96,6 +107,8 @@ def tune(
     if max_drop is not None and target_ms is not None:
         raise UserError("give max_drop or target_ms, not both")
     max_drop = 0.5 if max_drop is None and target_ms is None else max_drop
+    if max_drop is not None and not max_drop >= 0:
+        raise UserError(f"max_drop={max_drop}: expected the points of top-1 that may be lost, 0 or more")
     base = parse(attention)
     if not hasattr(base.options, "keep"):
         raise UserError(f"attention {base.name!r} has no keep option to tune")
@@ -111,6 +124,11 @@ def tune(
     ]
     chosen, reason = _choose(candidates, max_drop, target_ms)
     return Tuned(chosen, tuple(candidates), len(images), reason)
+
+
+def layers_of(model: nn.Module) -> int:
+    """How many layers there are to tune."""
+    return len(find_slots(host_copy(model)))
 
 
 def steps(layers: int, images: int, *, rates: int = len(RATES), probe: int = 64, points: int = 8) -> int:

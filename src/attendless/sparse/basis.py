@@ -103,4 +103,8 @@ def _rest(height: int, width: int, prefix: int, rank: int) -> Rest:
     return Rest(down, (down > 0).T.to(down.dtype).contiguous())
 
 
-_kept = lru_cache(maxsize=64)(_rest)
+@lru_cache(maxsize=64)
+def _kept(height: int, width: int, prefix: int, rank: int) -> Rest:
+    # Whoever asks first may be evaluating, or building a model without memory: what is kept serves others too.
+    with torch.inference_mode(False), torch.device("cpu"):
+        return _rest(height, width, prefix, rank)

@@ -53,8 +53,11 @@ class Line(NamedTuple):
 
 
 Lines = Mapping[str, Line]
+#: Marks lines that are not to be kept beyond this process.
+_UNSAVED = "unsaved-"
 #: The lines of each machine and number of threads, by type and by name. They only ever grow.
 _known: dict[str, dict[str, dict[str, Line]]] = {}
+_tried: set[tuple[str, torch.dtype, str]] = set()
 _edition = 0
 
 
@@ -79,9 +82,11 @@ def known(dtype: torch.dtype) -> Lines:
 
 def measured(dtype: torch.dtype = torch.float32) -> Lines:
     """The lines of every executor for the present number of threads; those missing are measured now, in seconds."""
-    missing = [one for one in every_executor() if one.serves("cpu") and not _has(one, dtype)]
+    every = {(_key(), dtype, line_name(one)): one for one in every_executor() if one.serves("cpu")}
+    missing = {what: one for what, one in every.items() if what not in _tried and not _has(one, dtype)}
+    _tried.update(missing)  # one that refuses all there is to try has no cost, however often it is asked
     if missing and (dtype is torch.float32 or survives(dtype)):
-        learn(dtype, _measure(missing, dtype))
+        learn(dtype, _measure(list(missing.values()), dtype))
         with contextlib.suppress(OSError):
             _write(_file(_key()), _lines())
     return known(dtype)
@@ -98,6 +103,7 @@ def forget() -> None:
     """Know nothing but what the file says."""
     global _edition
     _known.clear()
+    _tried.clear()
     _edition += 1
 
 
@@ -118,8 +124,11 @@ def assumed(lines: Lines, *dtypes: torch.dtype) -> Iterator[None]:
 
 
 def line_name(executor: Executor, line: str = "") -> str:
-    """`foveal native few`; with a digest of its file if it is a user's own, which may have been edited since."""
-    return " ".join(filter(None, (executor.op, executor.name, _edited(source_of(type(executor))), line)))
+    """`foveal native few`; with a digest of its file if it is a user's own, which may have been edited since. What was
+    typed into a console has no file: its lines are this process's, and of this definition."""
+    source, ours = source_of(type(executor)), type(executor).__module__.startswith("attendless.")
+    whose = "" if ours else _edited(source) if source else f"{_UNSAVED}{id(type(executor))}"
+    return " ".join(filter(None, (executor.op, executor.name, whose, line)))
 
 
 @lru_cache(maxsize=64)
@@ -145,6 +154,8 @@ def _measure(executors: Sequence[Executor], dtype: torch.dtype) -> dict[str, Lin
         for executor in executors:
             probes = executor.probe(samples(executor.op, side, dtype))
             found += [(line_name(executor, probe.line), probe) for probe in probes]
+    if not found:
+        return {}
     best = [math.inf] * len(found)
     with torch.inference_mode():
         start, turn = time.perf_counter(), 0
@@ -218,7 +229,8 @@ def _file(key: str) -> Path:
 
 def _write(path: Path, lines: Mapping[str, Lines]) -> None:
     with atomic(path) as temporary:
-        temporary.write_text(json.dumps(lines, indent=1))
+        kept = {dtype: {name: line for name, line in of.items() if _UNSAVED not in name} for dtype, of in lines.items()}
+        temporary.write_text(json.dumps(kept, indent=1))
 
 
 def _read(path: Path) -> dict[str, dict[str, Line]]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from ..errors import UserError, unknown
 from . import calibration
-from .executor import Case, Choice, Executor, executor, executor_names, executors, registered
+from .executor import Case, Choice, Executor, executor, executor_names, executors, registrations
 from .full import Whole
 
 SWITCH = "ATTENDLESS_CHOOSE"
@@ -40,7 +40,10 @@ def policy() -> str:
 
 @contextlib.contextmanager
 def execution(policy: str) -> Iterator[None]:
-    """Choose by another policy for a while, in every thread of the process: `auto`, `off` or an executor's name."""
+    """Choose by another policy for a while, in every thread of the process: `auto`, `off` or an executor's name.
+
+    A graph that was compiled before keeps the executor it was traced with.
+    """
     global _policy
     _check(policy, "execution policy")
     before, _policy = _policy, policy
@@ -58,7 +61,7 @@ def _check(asked: str, what: str) -> None:
 def choose(case: Case) -> Choice:
     """Who computes `case`, and the reason."""
     edition = calibration.edition() if _policy == "auto" else 0
-    return _choose(case, _policy, torch.get_num_threads(), edition, registered(case.op))
+    return _choose(case, _policy, torch.get_num_threads(), edition, registrations())
 
 
 @lru_cache(maxsize=4096)
@@ -84,7 +87,8 @@ def _choose(case: Case, asked: str, threads: int, edition: int, known: int) -> C
         return Choice(usual.name, f"{usual.about}; {_listed(passed)}")
     if len(able) == 1:
         return Choice(usual.name, usual.about)
-    return Choice(usual.name, f"{usual.about}: the usual choice, as costs were not measured on this machine")
+    why = "costs were not measured on this machine" if asked == "auto" else f"the policy is {asked}"
+    return Choice(usual.name, f"{usual.about}: the usual choice, as {why}")
 
 
 def _quickest(seconds: dict[str, float], threads: int) -> Choice:

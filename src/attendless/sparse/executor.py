@@ -122,11 +122,13 @@ class Executor:
 Samples = Callable[[int, torch.dtype], Iterable[Sample]]
 _SAMPLES: dict[str, Samples] = {}
 _EXECUTORS: dict[str, dict[str, Executor]] = {}
+_registrations = 0
 E = TypeVar("E", bound=type[Executor])
 
 
 def register_executor(cls: E) -> E:
     """Class decorator: make an executor known under its `op` and `name`."""
+    global _registrations
     op, name = getattr(cls, "op", None), getattr(cls, "name", None)
     if not (isinstance(op, str) and isinstance(name, str) and name.isidentifier()) or name in ("auto", "off"):
         raise UserError(f"{cls.__name__} needs class attributes `op` and `name`: words, got {op!r} and {name!r}")
@@ -136,6 +138,7 @@ def register_executor(cls: E) -> E:
         raise UserError(f"executor {name!r} of {op} already exists: {other.__module__}.{other.__qualname__}")
     known[name] = cls()
     _EXECUTORS[op] = dict(sorted(known.items(), key=lambda item: -item[1].standing))
+    _registrations += 1
     remember_source(cls)
     return cls
 
@@ -145,9 +148,9 @@ def executors(op: str) -> list[Executor]:
     return list(_EXECUTORS.get(op, {}).values())
 
 
-def registered(op: str) -> int:
-    """How many executors an operation has."""
-    return len(_EXECUTORS.get(op, ()))
+def registrations() -> int:
+    """How often an executor was registered: another number means that an answer may have changed."""
+    return _registrations
 
 
 def executor(op: str, name: str) -> Executor:

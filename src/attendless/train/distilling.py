@@ -28,7 +28,7 @@ NEW, OLD = "new", "old"
 
 @dataclasses.dataclass(frozen=True)
 class Losses(Options):
-    """The weight of each term; see `imitation` for what they are."""
+    """The weight of each term; see `distill_losses` for what they are."""
 
     label: float = option(0.0, "cross-entropy with the labels", low=0)
     logits: float = option(0.0, "KL divergence from the teacher's answers", low=0)
