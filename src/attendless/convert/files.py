@@ -15,7 +15,6 @@ from typing import Any
 
 import timm
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from ..attention import Attention, attentions
@@ -82,15 +81,6 @@ def load(path: str | Path) -> Any:
 def read_header(path: str | Path) -> dict[str, Any]:
     """What a saved file says of itself, without building the model."""
     return _header(path, _read(path)[0])
-
-
-def is_saved(path: str | Path) -> bool:
-    """Whether `path` is a file that `save` wrote."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return _KEY in (file.metadata() or {})
-    except Exception:
-        return False
 
 
 def _plugins(model: nn.Module) -> dict[str, str]:
