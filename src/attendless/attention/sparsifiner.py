@@ -19,8 +19,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..sparse import basis, operations, topk
-from ..sparse.executor import Case
+from ..sparse import basis, operations
+from ..sparse.executor import Case, executor
 from .predictor import Options, PredictingAttention
 from .registry import register
 from .values import Context, Grid
@@ -72,10 +72,8 @@ class Sparsifiner(PredictingAttention):
     @torch.no_grad()
     def select(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """Which keys each query looks at: bool [B, H, N, N]. Quadratic; the kernels make lists instead."""
-        guess = self.guess(grid)
-        sparse = topk.sparse(self.coefficients(q, k, grid), tau=guess.tau, top=guess.top)
-        above = -torch.inf if guess.spare else 0.0
-        return topk.largest(sparse @ self.sparse_basis(grid), guess.budget, prefix=grid.prefix, above=above)
+        guess = self.coefficients(q, k, grid), self.sparse_basis(grid)
+        return executor("sparsifiner", "torch").select(self.guess(grid), *guess)  # type: ignore[attr-defined]
 
     def guess(self, grid: Grid) -> operations.Guess:
         """How keys are chosen on `grid`."""
