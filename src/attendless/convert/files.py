@@ -24,6 +24,7 @@ from ..sizes import image_config
 from ..storage import read_described, write_described
 from .architecture import Blueprint, blueprint
 from .report import Report
+from .weights import check_finite
 
 FORMAT = 1
 _KEY = "attendless"
@@ -71,6 +72,7 @@ def load(path: str | Path) -> Any:
     except (TypeError, KeyError, ValueError, AssertionError, RuntimeError) as error:
         raise UserError(f"{str(path)!r} does not describe a model that can be built: {error!r}") from None
     _check_names(path, model.state_dict(), tensors)
+    check_finite(tensors.items(), f"the weights in {str(path)!r} are damaged")
     # Copies, because a file's bytes lie in memory as they come, and unaligned weights may round differently.
     model.load_state_dict({name: value.clone() for name, value in tensors.items()}, assign=True)
     preparation = {k: tuple(v) if isinstance(v, list) else v for k, v in header.get("preparation", {}).items()}

@@ -25,6 +25,7 @@ from .report import LayerReport, Report, difference
 from .resize import resize
 from .select import select_layers
 from .slots import Slot, check_reads, exchangeable, find_slots, specs_for
+from .weights import check_finite
 
 BelowBreakeven = Literal["full", "keep"]
 
@@ -64,6 +65,7 @@ def convert_with_report(
     """As `convert`, with what was done to every layer. On the images `check`, if given, the outputs are compared."""
     if below_breakeven not in ("full", "keep"):
         raise unknown("below_breakeven", str(below_breakeven), ("full", "keep"))
+    check_finite(model.named_parameters(), "the model's weights are damaged")
     host = host_copy(model)
     if size is not None:
         resize(host, to_2tuple(size))

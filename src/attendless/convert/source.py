@@ -17,7 +17,7 @@ from .rebuild import BelowBreakeven, convert
 from .resize import resize
 from .weights import load_weights, read_weights
 
-__all__ = ["open_model", "parse_size", "resize"]
+__all__ = ["open_model", "parse_size", "random_weights", "resize"]
 
 
 def open_model(
@@ -40,7 +40,7 @@ def open_model(
     """
     target = None if size is None else parse_size(size)
     path = Path(model)
-    if path.is_file() or (path.is_dir() and not timm.is_model(str(model))):
+    if _on_disk(model):
         built = load(path) if path.is_file() else huggingface.open_folder(path)
         if num_classes is not None and num_classes != built.num_classes:
             built.reset_classifier(num_classes)
@@ -58,6 +58,17 @@ def open_model(
     if attention is None or asked:
         return built.eval()
     return convert(built, attention, layers=layers, below_breakeven=below_breakeven, predictor=predictor).eval()
+
+
+def random_weights(model: str | Path, *, weights: str | Path | None = None, pretrained: bool = False) -> bool:
+    """Whether `open_model` would leave the model with the random weights it was built with."""
+    return weights is None and not pretrained and not _on_disk(model)
+
+
+def _on_disk(model: str | Path) -> bool:
+    """Whether MODEL is a file or folder; a folder that happens to be called like a model of timm's is not meant."""
+    path = Path(model)
+    return path.is_file() or (path.is_dir() and not timm.is_model(str(model)))
 
 
 def _create(name: str, attention: str | None, num_classes: int | None, pretrained: bool) -> nn.Module:

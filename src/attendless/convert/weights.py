@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,14 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     return {str(name).removeprefix("module."): value for name, value in found.items()}
 
 
+def check_finite(tensors: Iterable[tuple[str, Tensor]], whose: str) -> None:
+    """Raise if any of the named tensors holds NaN or infinity: whatever is computed with it means nothing."""
+    for name, value in tensors:
+        if value.is_floating_point() and not value.is_meta and not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(value)).sum())
+            raise UserError(f"{whose}: {name} holds NaN or infinity ({bad} of {value.numel()} values)")
+
+
 def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None = None) -> None:
     """Load `weights` into `model`, in place.
 
@@ -65,6 +74,7 @@ def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise UserError(f"these weights do not fit the model: {wrong[0]}{more}")
+    check_finite(adapted.items(), "these weights are damaged")
     model.load_state_dict(adapted, strict=False)
 
 
