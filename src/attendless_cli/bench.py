@@ -32,7 +32,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of timing for each attention and size; warming up comes on top (default: 10)",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="latency alone: no memory, best batch or parts")
-    parser.add_argument("--plot", metavar="F", help="draw ms and MB against the token count: .png, .svg or .pdf")
+    parser.add_argument(
+        "--plot",
+        metavar="F",
+        type=words.target("picture"),
+        help="draw ms and MB against the token count: .png, .svg or .pdf",
+    )
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the turns' order (default: 0)")
     words.threads(parser)
     words.json(parser)

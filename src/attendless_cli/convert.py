@@ -23,7 +23,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", metavar="L", help="layers to convert, such as 2: or :4 or 0,3-5 (default: all)")
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
     parser.add_argument("--check", action="store_true", help="compare both models' outputs on four images of noise")
-    parser.add_argument("--out", metavar="F", help="where to write the model, a .safetensors file")
+    parser.add_argument(
+        "--out", metavar="F", type=words.target("model"), help="where to write the model, a .safetensors file"
+    )
     words.json(parser)
 
 

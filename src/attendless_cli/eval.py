@@ -21,9 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     words.predictor(parser)
     words.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
-    parser.add_argument(
-        "--crop-pct", metavar="P", type=float, help="share of the resized image kept (default: the model's)"
-    )
+    words.crop_pct(parser)
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
     parser.add_argument("--batch", metavar="B", type=words.positive, default=32, help="images at a time (default: 32)")
     parser.add_argument("--limit", metavar="N", type=words.positive, help="use N images spread over the folder")

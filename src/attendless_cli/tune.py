@@ -30,12 +30,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     bound.add_argument("--target-ms", metavar="T", type=float, help="milliseconds an image may take, instead")
     words.size(parser, many=False)
-    parser.add_argument(
-        "--crop-pct", metavar="P", type=float, help="share of the resized image kept (default: the model's)"
-    )
+    words.crop_pct(parser)
     parser.add_argument("--images", metavar="N", type=words.positive, default=256, help="images to use (default: 256)")
-    parser.add_argument("--plot", metavar="F", help="draw the trade-off found into this file")
-    parser.add_argument("--out", metavar="F", help="save the converted model to this .safetensors file")
+    parser.add_argument(
+        "--plot", metavar="F", type=words.target("picture"), help="draw the trade-off found into this file"
+    )
+    parser.add_argument(
+        "--out", metavar="F", type=words.target("model"), help="save the converted model to this .safetensors file"
+    )
     words.threads(parser)
     words.json(parser)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 Size = tuple[int, int]
 BREAKEVEN = "where attending less cannot pay at this size: leave the layer full (default), or convert it anyway"
@@ -45,8 +46,30 @@ def threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", metavar="T", type=positive, help="CPU threads (default: torch's own choice)")
 
 
+def crop_pct(parser: argparse.ArgumentParser) -> None:
+    text = "share of the resized image kept, more than 0 and at most 1 (default: the model's)"
+    parser.add_argument("--crop-pct", metavar="P", type=share, help=text)
+
+
+class Target(str):
+    """A file that a verb will write, and what kind of file it becomes: `main` looks at it before any work is done."""
+
+    kind: str
+
+
+def target(kind: str) -> Callable[[str], Target]:
+    """The `type=` of an argument that names a file to write: of a `model`, `json`, a `picture` or a `page`."""
+
+    def read(text: str) -> Target:
+        found = Target(text)
+        found.kind = kind
+        return found
+
+    return read
+
+
 def json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="F", help="also write the result as JSON to this file")
+    parser.add_argument("--json", metavar="F", type=target("json"), help="also write the result as JSON to this file")
 
 
 def parse_size(text: str) -> Size:
@@ -57,6 +80,16 @@ def parse_size(text: str) -> Size:
         return parse_size(text)
     except UserError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def share(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0 and up to 1")
+    return found
 
 
 def positive(text: str) -> int:
