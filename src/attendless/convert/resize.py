@@ -10,7 +10,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ..errors import UserError
-from ..sizes import channels, image_config
+from ..sizes import channels, image_config, size_text
 
 
 def resize(model: Any, size: tuple[int, int]) -> None:
@@ -38,7 +38,16 @@ def _check_patches(embed: Any, size: tuple[int, int]) -> None:
     patch, pads = getattr(embed, "patch_size", None), getattr(embed, "dynamic_img_pad", False)
     # Our pyramids pad, so they have no patch size to insist on.
     if patch and any(s < p or (s % p and not pads) for s, p in zip(size, patch, strict=True)):
-        raise UserError(f"size {size[0]}x{size[1]} is not a whole number of {patch[0]}x{patch[1]} patches")
+        near = dict.fromkeys(size_text(found) for found in zip(*map(_nearest, size, patch), strict=True))
+        raise UserError(
+            f"size {size[0]}x{size[1]} is not a whole number of {patch[0]}x{patch[1]} patches: nearest "
+            f"{'is' if len(near) == 1 else 'are'} {' and '.join(near)}"
+        )
+
+
+def _nearest(side: int, patch: int) -> tuple[int, int]:
+    """The longest side of whole patches that is not longer, and the shortest that is not shorter."""
+    return max(side // patch, 1) * patch, max(-(-side // patch), 1) * patch
 
 
 def _resample_same_count(model: Any, before: tuple[int, int]) -> None:

@@ -12,7 +12,8 @@ from torch import nn
 from ..errors import UserError
 from ..sizes import parse_size
 from . import huggingface
-from .files import load
+from .files import load, read_header
+from .pretrained import create_pretrained
 from .rebuild import BelowBreakeven, convert
 from .resize import resize
 from .weights import load_weights, read_weights
@@ -36,7 +37,8 @@ def open_model(
 
     Without `attention` the model stays what it is. With it, a layer where attending less cannot pay at this size stays
     full, as in `convert`, unless `below_breakeven="keep"`. Without `num_classes` the weights decide how many there are;
-    if it differs from theirs, the classifier starts anew, ready to be trained.
+    if it differs from theirs, the classifier starts anew, ready to be trained. `pretrained` fetches timm's weights,
+    unless `weights` are given: then the file is used.
     """
     target = None if size is None else parse_size(size)
     path = Path(model)
@@ -49,7 +51,7 @@ def open_model(
         if target is not None:
             resize(built, target)
     else:
-        built = _create(str(model), attention if layers is None else None, num_classes, pretrained)
+        built = _create(str(model), attention if layers is None else None, num_classes, pretrained and weights is None)
         if weights is not None:
             _load_and_resize(built, read_weights(weights), num_classes, target)
         elif target is not None:
@@ -61,8 +63,13 @@ def open_model(
 
 
 def random_weights(model: str | Path, *, weights: str | Path | None = None, pretrained: bool = False) -> bool:
-    """Whether `open_model` would leave the model with the random weights it was built with."""
-    return weights is None and not pretrained and not _on_disk(model)
+    """Whether `open_model` would leave the model with the random weights it was built with, or was saved with."""
+    if weights is not None:
+        return False
+    if Path(model).is_file():
+        found = read_header(model).get("conversion")
+        return isinstance(found, dict) and bool(found.get("random_weights"))
+    return not pretrained and not _on_disk(model)
 
 
 def _on_disk(model: str | Path) -> bool:
@@ -77,7 +84,7 @@ def _create(name: str, attention: str | None, num_classes: int | None, pretraine
     arguments: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     if _is_ours(name) and attention is not None:
         arguments["attention"] = attention
-    return timm.create_model(name, pretrained=pretrained, **arguments)
+    return create_pretrained(name, **arguments) if pretrained else timm.create_model(name, **arguments)
 
 
 def _is_ours(name: str) -> bool:
