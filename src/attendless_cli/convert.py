@@ -11,8 +11,17 @@ examples:
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 from . import output, words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+#: How many images `--data` gives the comparison.
+IMAGES = 32
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     words.size(parser, many=False)
     parser.add_argument("--layers", metavar="L", help="layers to convert, such as 2: or :4 or 0,3-5 (default: all)")
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
-    parser.add_argument("--check", action="store_true", help="compare both models' outputs on four images of noise")
+    parser.add_argument("--check", action="store_true", help="compare both models' outputs, on noise or on --data")
+    parser.add_argument("--data", metavar="DIR", help=f"compare them on {IMAGES} images from here (implies --check)")
     parser.add_argument(
         "--out", metavar="F", type=words.target("model"), help="where to write the model, a .safetensors file"
     )
@@ -30,31 +40,52 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
-
     from attendless.convert import convert_with_report, open_model, save
+    from attendless.convert.source import random_weights
     from attendless.errors import UserError
-    from attendless.sizes import channels, input_size
 
     if args.out and not args.out.endswith(".safetensors"):
         raise UserError(f"--out {args.out!r}: expected a name that ends in .safetensors")
     model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
-    noise = None
-    if args.check:
-        shape = (4, channels(model), *input_size(model))
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     converted, report = convert_with_report(
         model,
         args.attention,
         layers=args.layers,
         below_breakeven=args.below_breakeven,
         predictor=args.predictor,
-        check=noise,
+        check=_images(model, args.data) if args.check or args.data else None,
     )
+    random = random_weights(args.model, weights=args.weights, pretrained=args.pretrained)
+    compared = report.difference and dataclasses.replace(report.difference, noise=not args.data)
+    report = dataclasses.replace(report, random_weights=random, difference=compared)
     print(report)
     if args.out:
         save(converted, args.out, report=report)
         print(f"\nwrote {args.out}")
+        print("\n".join(["next:", *(f"  {command}" for command in _next(args, random))]))
     found = report.as_dict()
     rows = found.pop("layers")
     output.write_json(args.json, {**found, "weights": args.weights, "out": args.out, "rows": rows})
+
+
+def _images(model: Any, data: str | None) -> Tensor:
+    """What both models are shown: images, prepared as the model wants them, or noise."""
+    import torch
+
+    from attendless.data import open_data
+    from attendless.measure.accuracy import load_images, preprocessing
+    from attendless.sizes import channels, input_size
+
+    size = input_size(model)
+    if data:
+        return load_images(open_data(data), preprocessing(model, size), IMAGES)
+    return torch.randn(4, channels(model), *size, generator=torch.Generator().manual_seed(0))
+
+
+def _next(args: argparse.Namespace, random: bool) -> list[str]:
+    """What to do with the file now; there is nothing to evaluate in random weights."""
+    import shlex
+
+    plugins = "".join(f" --plugin {shlex.quote(name)}" for name in (*args.plugin, *args.plugin_of_verb))
+    bench, evaluate = (f"attendless {verb} {shlex.quote(args.out)}{plugins}" for verb in ("bench", "eval"))
+    return [bench] if random else [bench, f"{evaluate} --data {shlex.quote(args.data or 'DIR')}"]

@@ -9,10 +9,14 @@ choice of keys and its own extra layers included. Either way `bench` measures wh
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from ..attention import Attention, Grid, Macs
 from ..sparse.dispatch import milliseconds
 from ..sparse.full import macs as full_macs
+
+#: No size beyond this one is looked at, in pixels.
+LARGEST = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +38,23 @@ def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> 
     then, now = attention.macs(grid), current or dense_macs(attention, grid)
     what = "full attention" if current is None else "the model's own"
     return Decision(then.total < now.total, f"{then.total / now.total:.2f}× the MACs of {what}")
+
+
+def pays_from(
+    attention: Attention, grid: Grid, size: tuple[int, int], current: Callable[[Grid], Macs] | None = None
+) -> int | None:
+    """The smallest square size up to `LARGEST`, in whole patches, from which `attention` pays; None if there is none.
+
+    `grid` is the layer's at the model's `size`; it grows as the image does. `current` counts what is to be beaten.
+    """
+    patch = -(-size[0] // grid.height)
+    for cells in range(1, LARGEST // patch + 1):
+        square = Grid(cells, cells, grid.prefix)
+        if cells * patch <= min(size) or attention.refuses(square) is not None:
+            continue
+        if breakeven(attention, square, current(square) if current else None).keep:
+            return cells * patch
+    return None
 
 
 def dense_macs(attention: Attention, grid: Grid) -> Macs:

@@ -191,6 +191,9 @@ class FamilySlot:
                     found[f"qkv.{end}"] = torch.cat([found.pop(f"q.{end}"), found.pop(f"kv.{end}")])
         return found
 
+    def cost_at(self, grid: Grid) -> Macs:
+        return _cost(self.block, grid, self.family)
+
     def make(self, spec: Spec) -> Attention:
         attn: Any = self.attn
         weights = self.weights()
@@ -226,7 +229,11 @@ class FamilySlot:
 
 def _slot(model: nn.Module, family: Family, name: str, grid: Grid) -> FamilySlot:
     block: Any = model.get_submodule(name)
-    now = block.attn.macs(grid) if isinstance(block.attn, Attention) else family.macs(block, grid)
+    now = _cost(block, grid, family)
     convolution = getattr(block, "local_mp", None)
     other = weight_macs(convolution, grid.tokens) if convolution is not None else 0
     return FamilySlot(name, grid, now, Macs(mlp=weight_macs(block.mlp, grid.tokens), other=other), model, family)
+
+
+def _cost(block: Any, grid: Grid, family: Family) -> Macs:
+    return block.attn.macs(grid) if isinstance(block.attn, Attention) else family.macs(block, grid)

@@ -19,9 +19,9 @@ from ..errors import UserError, unknown
 from ..sizes import image_config, input_size, model_name
 from . import families, huggingface
 from .architecture import describe
-from .breakeven import breakeven
+from .breakeven import breakeven, pays_from
 from .predictor import predicts, put_predictor
-from .report import LayerReport, Report, difference
+from .report import LEFT, LEFT_FULL, LayerReport, Report, difference
 from .resize import resize
 from .select import select_layers
 from .slots import Slot, check_reads, exchangeable, find_slots, specs_for
@@ -83,6 +83,8 @@ def convert_with_report(
         put_predictor(slots, predictor)
     inside = sum(len(slot.attn.state_dict()) for slot in slots)
     report = Report(model_name(model), input_size(host), tuple(rows), len(host.state_dict()) - inside)
+    if report.left and len(report.left) == len(chosen):
+        report = dataclasses.replace(report, pays_from=_pays_from(slots, specs, report.size))
     if check is not None and dense is not None:
         report = dataclasses.replace(report, difference=difference(dense, host, check))
     return host, report
@@ -126,8 +128,8 @@ def _exchange(slot: Slot, spec: Spec, below_breakeven: BelowBreakeven) -> LayerR
         reason += ", kept as asked"
     elif not decision.keep:
         if foreign:
-            return _leave(slot, spec, "left as it was", reason)
-        verdict, ours = "left full", slot.make(parse("full"))
+            return _leave(slot, spec, LEFT, reason)
+        verdict, ours = LEFT_FULL, slot.make(parse("full"))
     weights, before = slot.weights(), slot.now + slot.others
     state = ours.state_dict()
     kept = {name for name, value in state.items() if name in weights and weights[name].shape == value.shape}
@@ -155,3 +157,13 @@ def _leave(slot: Slot, spec: Spec | None = None, verdict: str = "not chosen", re
     return LayerReport(
         slot.name, str(slot.grid), slot.grid.tokens, asked, now, verdict, reason, kept, (), (), macs, macs
     )
+
+
+def _pays_from(slots: list[Slot], specs: list[Spec], size: tuple[int, int]) -> int | None:
+    """The smallest size at which any layer would be converted, when at this one none was."""
+    kinds = {(str(slot.grid), spec): slot for slot, spec in zip(slots, specs, strict=True)}  # layers that are alike
+    found = [
+        pays_from(slot.make(spec), slot.grid, size, slot.cost_at if slot.spec is None else None)
+        for (_, spec), slot in kinds.items()
+    ]
+    return min((side for side in found if side is not None), default=None)

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..attention import Macs
+from ..sizes import size_text
+from .breakeven import LARGEST
+from .weights import check_finite
+
+#: Decisions that leave a layer as it was, because what was asked for does not pay there.
+LEFT_FULL, LEFT = "left full", "left as it was"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,17 +46,19 @@ class LayerReport:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far the converted model's outputs are from the original's on the same images."""
+    """How far the converted model's outputs are from the original's on the same images, or on `noise`."""
 
     images: int
     largest: float
     relative: float
     agreement: float
+    noise: bool = False
 
     def __str__(self) -> str:
+        what, warning = (" of noise", " (noise says little: images tell more)") if self.noise else ("", "")
         return (
-            f"outputs on {self.images} images: largest difference {self.largest:.2g}, relative {self.relative:.2g}, "
-            f"same answer on {self.agreement:.0%}"
+            f"outputs on {self.images} images{what}: largest difference {self.largest:.2g}, relative "
+            f"{self.relative:.2g}, same answer on {self.agreement:.0%}{warning}"
         )
 
 
@@ -58,19 +68,32 @@ def difference(original: nn.Module, converted: nn.Module, images: Tensor) -> Dif
     with torch.no_grad():
         a, b = (model.eval()(images).flatten(1).double() for model in (original, converted))
     original.train(modes[0]), converted.train(modes[1])
+    for answer, whose in ((a, "the original model"), (b, "the converted model")):
+        check_finite([("its output", answer)], f"{whose} computes no numbers")
     same = (a.argmax(1) == b.argmax(1)).double().mean()
     return Difference(len(images), float((a - b).abs().max()), float((a - b).norm() / a.norm()), float(same))
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A conversion: the model, its input size, every layer, and the weights outside the attentions (all copied)."""
+    """A conversion: the model, its input size, every layer, and the weights outside the attentions (all copied).
+
+    `pays_from` is the smallest square size at which one of the layers that were left as they were would be converted.
+    `random_weights`: nothing was ever loaded into the model.
+    """
 
     model: str
     size: tuple[int, int]
     layers: tuple[LayerReport, ...]
     elsewhere: int
     difference: Difference | None = None
+    pays_from: int | None = None
+    random_weights: bool = False
+
+    @property
+    def left(self) -> list[LayerReport]:
+        """The layers that were left as they were because attending less does not pay there."""
+        return [layer for layer in self.layers if layer.decision in (LEFT_FULL, LEFT)]
 
     @property
     def before(self) -> Macs:
@@ -90,6 +113,9 @@ class Report:
             "macs": self.after.as_dict(),
             "weights_elsewhere": self.elsewhere,
             "difference": dataclasses.asdict(self.difference) if self.difference else None,
+            "left": len(self.left),
+            "pays_from": self.pays_from,
+            "random_weights": self.random_weights,
             "layers": [layer.as_dict() for layer in self.layers],
         }
 
@@ -99,10 +125,14 @@ class Report:
         lines = [
             f"{self.model} at {self.size[0]}x{self.size[1]}: the attention core is {share:.1%} of the blocks' MACs, "
             f"so attending less gains at most {self.before.cap:.2f}×",
-            f"{len(done)} of {len(self.layers)} layers converted; core MACs "
+            f"{len(done)} of {len(self.layers)} layers converted{self._left()}; core MACs "
             f"{_millions(self.before.core)} → {_millions(self.after.core)}, "
             f"blocks {_millions(self.before.total)} → {_millions(self.after.total)}",
         ]
+        if self.left and not done:
+            lines.append(self._nothing())
+        if self.random_weights:
+            lines.append("the weights are random: nothing was loaded, so this model knows nothing")
         new = sum(len(layer.new) for layer in self.layers)
         dropped = sum(len(layer.dropped) for layer in self.layers)
         if new:
@@ -111,27 +141,57 @@ class Report:
             lines.append(f"{dropped} weights of the original have no place here and were dropped")
         return lines + ([str(self.difference)] if self.difference else [])
 
+    def _left(self) -> str:
+        how = "full" if all(layer.decision == LEFT_FULL for layer in self.left) else "as they were"
+        return f", {len(self.left)} left {how} at {size_text(self.size)} px" if self.left else ""
+
+    def _nothing(self) -> str:
+        """Why nothing was converted, and where it would be worth while."""
+        asked, reason = self.left[0].asked, self.left[0].reason
+        better = f"it should pay from {self.pays_from} px" if self.pays_from else f"nor at any size up to {LARGEST} px"
+        return f"nothing was converted: {asked} does not pay at {size_text(self.size)} px ({reason}); {better}"
+
     def __str__(self) -> str:
         from rich.console import Console
         from rich.table import Table
 
         columns = ("layer", "grid", "attention", "decision", "why", "core MACs", "layer MACs", "cap", "weights")
         table = Table(*columns, box=None, pad_edge=False, header_style="dim")
-        for layer in self.layers:
-            table.add_row(
-                layer.name,
-                layer.grid,
-                layer.attention,
-                layer.decision,
-                layer.reason,
-                f"{_millions(layer.before.core)} → {_millions(layer.after.core)}",
-                f"{_millions(layer.before.total)} → {_millions(layer.after.total)}",
-                f"{layer.before.cap:.2f}×",
-                f"{len(layer.copied)} copied, {len(layer.new)} new, {len(layer.dropped)} dropped",
-            )
+        for row in folded([_cells(layer) for layer in self.layers]):
+            table.add_row(*row)
         text = io.StringIO()
         Console(file=text, width=200, highlight=False, markup=False).print(table)
         return "\n".join([*self.summary(), "", *(line.rstrip() for line in text.getvalue().splitlines())])
+
+
+def folded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Rows about layers that follow each other and say the same become one: `blocks.0`, …, `blocks.11` → `blocks.0–11`.
+
+    The first cell is the layer's name.
+    """
+    found: list[tuple[str, ...]] = []
+    for (place, *cells), group in itertools.groupby(rows, key=lambda row: (row[0].rpartition(".")[0], *row[1:])):
+        names = [row[0] for row in group]
+        together = f"{names[0]}–{names[-1].rpartition('.')[2]}"
+        if len(names) == 1 or not place:
+            found += [(name, *cells) for name in names]
+        else:
+            found.append((together, *cells))
+    return found
+
+
+def _cells(layer: LayerReport) -> tuple[str, ...]:
+    return (
+        layer.name,
+        layer.grid,
+        layer.attention,
+        layer.decision,
+        layer.reason,
+        f"{_millions(layer.before.core)} → {_millions(layer.after.core)}",
+        f"{_millions(layer.before.total)} → {_millions(layer.after.total)}",
+        f"{layer.before.cap:.2f}×",
+        f"{len(layer.copied)} copied, {len(layer.new)} new, {len(layer.dropped)} dropped",
+    )
 
 
 def _millions(count: int) -> str:

@@ -46,6 +46,9 @@ class Slot(Protocol):
     def put(self, attention: Attention) -> None:
         """Let `attention` stand here from now on."""
 
+    def cost_at(self, grid: Grid) -> Macs:
+        """What the attention that stands here would cost on another grid."""
+
 
 @dataclasses.dataclass
 class HostSlot:
@@ -77,6 +80,9 @@ class HostSlot:
 
     def put(self, attention: Attention) -> None:
         self.block.attn = attention
+
+    def cost_at(self, grid: Grid) -> Macs:
+        return self.attn.macs(grid)
 
 
 def exchangeable(model: nn.Module) -> bool:
