@@ -1,5 +1,6 @@
 """Show what a model costs with a given attention: layers, parameters, multiply-accumulates (MACs) split into the
 attention core, projections, MLP and the rest, and the most that attending less could gain (the Amdahl cap).
+Everything is counted with the attention asked for, also where it would not pay.
 
 examples:
   attendless info deit_small_patch16_224
@@ -9,8 +10,12 @@ examples:
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from . import output, words
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +27,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from attendless.backbones import is_host
     from attendless.convert import convert, open_model
+    from attendless.convert.slots import exchangeable
     from attendless.measure.macs import layer_costs
     from attendless.sizes import input_size, size_text
 
@@ -32,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
         for size in args.size or [None]:
             opening = {"weights": args.weights, "pretrained": args.pretrained, "size": size}
             model = open_model(args.model, attention=attention, below_breakeven="keep", **opening)
-            model = model if is_host(model) else convert(model, "full")
+            model = model if exchangeable(model) else convert(model, "full")  # the same function, and it can be counted
             found = layer_costs(model, size)
             row = _row(args.model, model, found, size or input_size(model))
             rows.append(row)
@@ -66,13 +71,14 @@ NOTE = (
 )
 
 
-def _row(name: str, model: object, found: list, size: tuple[int, int]) -> dict:
+def _row(name: str, model: nn.Module, found: list, size: tuple[int, int]) -> dict:
     from attendless.attention import Macs
+    from attendless.measure.subject import attention_of
 
     macs = sum((layer.macs for layer in found), start=Macs())
     return {
         "model": name,
-        "attention": model.attention,  # type: ignore[attr-defined]
+        "attention": attention_of(model),
         "size": list(size),
         "tokens": found[0].grid.tokens,
         "params": sum(layer.params for layer in found),
@@ -110,6 +116,8 @@ def _cells(row: dict) -> tuple[str, ...]:
 
 
 def _print_layers(title: str, found: list) -> None:
+    from attendless.convert.report import folded
+
     table = [
         (
             layer.name,
@@ -122,4 +130,6 @@ def _print_layers(title: str, found: list) -> None:
         for layer in found
     ]
     columns = ("layer", "grid", "params", "MACs", "core", "projections", "MLP", "other", "attention", "executor")
-    output.print_table(title, columns, table)
+    shown = folded(table)
+    note = "Where layers are alike, the figures are of one of them." if len(shown) < len(table) else ""
+    output.print_table(title, columns, shown, note=note)

@@ -13,20 +13,36 @@ from timm.layers import to_2tuple
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..attention import Macs
+from ..attention import Attention, Macs
 from ..backbones import is_host
-from ..backbones.cost import Layer
+from ..backbones.cost import Layer, parameters
+from ..convert.slots import exchangeable, find_slots
 from ..errors import UserError
 from ..sizes import channels, input_size
 
+#: The row of what has no formula in models whose blocks alone are ours to count.
+REST = "all else (counted by running)"
+
 
 def layer_costs(model: nn.Module, size: int | tuple[int, int] | None = None) -> list[Layer]:
-    """A host's cost layer by layer, for one image of `size` (its own size if none is given)."""
-    if not is_host(model):
-        raise UserError(
-            f"{type(model).__name__} is not an attendless host: convert it first, or count it by running it"
-        )
-    return model.costs(to_2tuple(size) if size else None)  # type: ignore[operator]
+    """A model's cost layer by layer, for one image of `size` (its own size if none is given).
+
+    Everything in our hosts is counted by formula. Of timm's Swin, PVT v2 and XCiT, at their own size, the blocks are;
+    what is around them is counted by running, as what they leave of the whole.
+    """
+    if is_host(model):
+        return model.costs(to_2tuple(size) if size else None)  # type: ignore[operator]
+    if not exchangeable(model):
+        raise UserError(f"{type(model).__name__} has no formulas for its layers: it can only be counted by running it")
+    if size and to_2tuple(size) != input_size(model):
+        raise UserError(f"{type(model).__name__} is counted at its own size, {input_size(model)}: resize it first")
+    rows = []
+    for slot in find_slots(model):
+        choice = slot.attn.choice(slot.grid) if isinstance(slot.attn, Attention) else None
+        rows.append(Layer(slot.name, slot.grid, slot.now + slot.others, parameters(slot.block), slot.spec, choice))
+    rest = count_by_running(model).total - sum(row.macs.total for row in rows)
+    weights = parameters(model) - sum(row.params for row in rows)
+    return [*rows, Layer(REST, rows[0].grid, Macs(other=rest), weights)]
 
 
 def count(model: nn.Module, size: int | tuple[int, int] | None = None) -> Macs:
