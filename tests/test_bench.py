@@ -249,7 +249,10 @@ def test_peak_memory_agrees_with_what_is_seen_from_outside() -> None:
 
 @pytest.mark.parametrize(
     ("code", "complaint", "words"),
-    [(1, "Traceback …\nValueError: no such thing", "ValueError: no such thing"), (-9, "", "run out of memory")],
+    [
+        (1, "Traceback …\nValueError: no such thing", "ValueError: no such thing"),
+        (-9, "", "batch 1 at 32 px does not fit: its process ran out of memory"),
+    ],
 )
 def test_a_measurement_that_fails_says_why(
     monkeypatch: pytest.MonkeyPatch, code: int, complaint: str, words: str

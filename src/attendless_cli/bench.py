@@ -1,6 +1,9 @@
 """Measure speed and memory against the dense model, here and now: the dense model is timm's own, with its fused
 attention, timed by turns with the others in one process. The cap, the most that attending less could gain, comes first.
 
+A saved file is measured as it is. A model given by its name is converted as `attendless convert` does it: where
+attending less cannot pay at a size the layer stays full, and the row says so.
+
 examples:
   attendless bench deit_tiny_patch16_224 --attention full foveal:keep=0.1 --size 224 384 1024
   attendless bench fast.safetensors --threads 1 --json bench.json
@@ -10,6 +13,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from . import output, words
@@ -25,7 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     words.predictor(parser)
     words.size(parser)
     parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="batch to time (default: 1)")
-    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
+    breakeven = f"{words.BREAKEVEN}. A saved file gets what is asked"
+    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=breakeven)
     parser.add_argument("--compile", action="store_true", help="torch.compile every contestant, the dense one too")
     parser.add_argument(
         "--budget", metavar="S", type=float, default=10.0,
@@ -48,10 +53,21 @@ def run(args: argparse.Namespace) -> None:
 
     from attendless.measure.bench import Conditions, bench_rows
     from attendless.measure.plot import plot, slopes
+    from attendless.sizes import size_text
 
     if args.threads:
         torch.set_num_threads(args.threads)
     rest = not args.quick
+    told: dict[tuple[int, int], str] = {}
+
+    def cap(size: tuple[int, int], text: str) -> None:
+        """What can be gained at most, before anything is measured, and again once more is known."""
+        if told.get(size) != text:
+            print(f"cap at {size_text(size)} px: {text}", flush=True)
+        if not told:
+            _print_estimate(conditions.seconds(len(args.attention) or 1, len(args.size) or 1))
+        told[size] = text
+
     with output.steps() as say:
         conditions = Conditions(
             batch=args.batch,
@@ -63,13 +79,14 @@ def run(args: argparse.Namespace) -> None:
             parts=rest,
             seed=args.seed,
             progress=say,
-            announce=_print_cap,
+            announce=lambda size, macs: cap(size, _cap_by_macs(macs)),
         )
         opening = {"weights": args.weights, "pretrained": args.pretrained}
         opening |= {"below_breakeven": args.below_breakeven, "predictor": args.predictor}
         rows: list[Measurement] = []
         for row in bench_rows(args.model, args.attention, args.size, conditions, **opening):
-            _print_row(row, first=not rows or rows[-1].size != row.size)
+            cap(row.size, row.cap_text())
+            print(f"{row.label} at {size_text(row.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True)
             rows.append(row)
     print()
     _print_rows(args.model, rows)
@@ -83,21 +100,12 @@ def run(args: argparse.Namespace) -> None:
     output.write_json(args.json, {"rows": [row.as_dict() for row in rows]})
 
 
-def _print_cap(size: tuple[int, int], macs: Macs) -> None:
-    """What can be gained at most, before anything is measured."""
+def _cap_by_macs(macs: Macs | None) -> str:
     from attendless.measure.row import cap_by_macs
-    from attendless.sizes import size_text
 
-    print(f"cap at {size_text(size)} px: {cap_by_macs(macs.cap, macs.share)}", flush=True)
-
-
-def _print_row(row: Measurement, first: bool) -> None:
-    """A row in short, as soon as it is known; the table follows once all are."""
-    from attendless.sizes import size_text
-
-    if first and row.time_share is not None:
-        print(f"cap at {size_text(row.size)} px: {row.cap_by_time()}")
-    print(f"{row.attention} at {size_text(row.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True)
+    if macs is None:
+        return "there is no formula for this model, so its MACs are counted by running it, after the timing"
+    return cap_by_macs(macs.cap, macs.share)
 
 
 def _print_rows(title: str, rows: list[Measurement]) -> None:
@@ -107,7 +115,7 @@ def _print_rows(title: str, rows: list[Measurement]) -> None:
     columns = ("attention", "size", "tokens", "MACs", "ms", "dense ms", "verdict", "images/s", "dense", "MB", "dense")
     table = [
         (
-            row.attention,
+            row.label,
             size_text(row.size),
             str(row.tokens or "–"),
             output.millions(row.macs.total, 0),
@@ -138,13 +146,21 @@ def _print_parts(rows: list[Measurement]) -> None:
     for row in rows:
         lines = [("dense (timm)", row.dense_parts_ms, row.dense_whole_ms)] if row.size not in seen else []
         seen.add(row.size)
-        for name, parts, whole in [*lines, (row.attention, row.parts_ms, row.whole_ms)]:
+        for name, parts, whole in [*lines, (row.label, row.parts_ms, row.whole_ms)]:
             if parts is not None:
                 cells = (f"{parts[part]:.2f}" for part in PARTS)
                 table.append((name, size_text(row.size), *cells, f"{sum(parts.values()):.2f}", f"{whole:.2f}"))
     print()
     note = "whole: the same forward without instruments, in turn with the others. Compare models by the table above."
     output.print_table("where the milliseconds go", ("attention", "size", *PARTS, "sum", "whole"), table, note=note)
+
+
+def _print_estimate(seconds: float) -> None:
+    """How long it will take, if that is worth saying."""
+    minutes, rest = divmod(round(seconds), 60)
+    text = f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    if seconds > 20:
+        print(f"this takes up to about {text}; --quick or a smaller --budget takes less", file=sys.stderr, flush=True)
 
 
 def _rate(rate: float | None, batch: int | None) -> str:

@@ -1,5 +1,8 @@
 """`bench`: what a model that attends less gains against the dense model, measured here and now.
 
+What is measured is what stands there. A saved file is measured as it is, or as asked; only a model given by its name is
+converted as `convert` does it, so that layers may stay full, and then the row says so.
+
 The order matters. The cap comes first, by formula, wherever there is one; then memory, in processes of their own; then
 the contestants race; then each is looked at alone, for its best batch and its parts. Multiply-accumulates for which
 there is no formula come last, because counting them by running can make compiled models slow ever after
@@ -9,20 +12,23 @@ there is no formula come last, because counting them by running can make compile
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..attention import Attention, cap
+from ..attention import Attention, Macs, cap
+from ..convert.slots import exchangeable
 from ..sizes import input_size, model_name, parse_size
 from .cap import time_share
 from .macs import count
 from .row import Measurement
-from .subject import Subject, attention_of, converted, described, named, original, resized
-from .timing import DENSE, Conditions, Timed, time_all
+from .subject import Subject, converted, described, named, original, resized
+from .timing import DENSE, Conditions, Timed, announced, time_all
 
 Size = int | tuple[int, int] | str
 _DEFAULT = Conditions()
@@ -58,7 +64,8 @@ def bench_all(
     pixels = parse_size(size) if size is not None else input_size(models[0])
     *sized, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (*models, dense))
     with _threads(how.threads):
-        timed = time_all([described(model) for model in sized], described(dense), pixels, how)
+        macs = announced(dense, pixels, how)
+        timed = time_all([described(model) for model in sized], described(dense), pixels, how, macs)
         return [_row(result, name or model_name(models[0]), how) for result in timed]
 
 
@@ -72,22 +79,41 @@ def bench_rows(
     """One row for every size and attention of a model opened by name (or file); `opening` goes to `open_model`.
 
     The contestants of one size race together, against one dense model, and their rows come as soon as they are known.
-    Without attentions a file is measured as it is, and a model of timm's with `full`.
+    Attentions of which the same remains, since their layers were left full, are one contestant. Without attentions a
+    model is measured as it is, and timm's `VisionTransformer` with `full` in our host.
     """
+    if Path(model).is_file():
+        opening |= {"below_breakeven": "keep"}
     waiting: list[Timed] = []
     with _threads(how.threads):
         for size in sizes or (None,):
-            dense, asked = named(model, size=size, **opening), attentions or ("full",)
-            if converted(dense.model):  # a file or a model of ours
-                asked = attentions or (dense.attention,)
-                dense = described(original(dense.model))
-            subjects = [named(model, attention=text, size=size, **opening) for text in asked]
-            timed = time_all(subjects, dense, input_size(dense.model), how)
-            if how.compile and timed[0].dense_macs is None:  # counted by running, which must come after all timing
+            given = named(model, size=size, **opening)
+            dense = described(original(given.model)) if converted(given.model) else given
+            macs = announced(dense.model, input_size(dense.model), how)
+            asked = attentions or ((None,) if exchangeable(given.model) else ("full",))
+            subjects = [given if text is None else named(model, text, size=size, **opening) for text in asked]
+            timed = _time_once(subjects, dense, how, macs)
+            if how.compile and macs is None:  # counted by running, which must come after all timing
                 waiting += timed
             else:
                 yield from (_row(result, str(model), how) for result in timed)
         yield from (_row(result, str(model), how) for result in waiting)
+
+
+def _time_once(subjects: Sequence[Subject], dense: Subject, how: Conditions, macs: Macs | None) -> list[Timed]:
+    """Time the subjects; those that came out as the same model are timed as one, and it is said."""
+    first: dict[str, Subject] = {}
+    for subject in subjects:
+        first.setdefault(subject.attention, subject)
+    timed = time_all([*first.values()], dense, input_size(dense.model), how, macs)
+    found = {result.subject.attention: result for result in timed}
+    results = []
+    for subject in subjects:
+        one = first[subject.attention]
+        same = () if one is subject else (f"{subject.asked} came out as the same model as {one.asked}: timed once",)
+        named_so = dataclasses.replace(subject, notes=(*subject.notes, *same))
+        results.append(dataclasses.replace(found[subject.attention], subject=named_so))
+    return results
 
 
 # Counting and writing down -------------------------------------------------------------------------------------------
@@ -95,6 +121,7 @@ def bench_rows(
 
 def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
     model: Any = timed.subject.model
+    left = timed.subject.left()
     compared = timed.race.compare(timed.place, DENSE)
     dense_macs = timed.dense_macs or count(timed.dense, timed.size)
     path, reason = _path(model, how.batch)
@@ -103,6 +130,9 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
     return Measurement(
         model=name,
         attention=timed.subject.attention,
+        asked=timed.subject.asked,
+        left_full=left.count,
+        left=left.words,
         size=timed.size,
         tokens=model.grid(timed.size).tokens if hasattr(model, "grid") else None,
         batch=how.batch,
@@ -133,7 +163,7 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
         path=path,
         reason=reason,
         compiled=how.compile,
-        notes=tuple(filter(None, (_left_out(timed.subject), alone.note, dense.note, _untested(timed.stamp)))),
+        notes=tuple(filter(None, (*timed.subject.notes, alone.note, dense.note, _untested(timed.stamp)))),
         seed=how.seed,
         stamp=timed.stamp,
     )
@@ -147,12 +177,6 @@ def _path(model: nn.Module, batch: int) -> tuple[str, str]:
     paths = Counter(choice.executor for choice in choices)
     text = next(iter(paths)) if len(paths) == 1 else " + ".join(f"{n}x{path}" for path, n in paths.items())
     return text, "; ".join(dict.fromkeys(choice.reason for choice in choices))
-
-
-def _left_out(subject: Subject) -> str:
-    """Say so if some layers were not given what was asked for."""
-    stands = attention_of(subject.model)
-    return "" if stands == subject.attention else f"{subject.attention} was asked for; what stands there is {stands}"
 
 
 def _untested(marks: Mapping[str, Any]) -> str:

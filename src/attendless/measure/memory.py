@@ -34,6 +34,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..plugins import load_plugins, plugin_files, refuse_while_loading
+from ..sizes import size_text
 from ..sparse import execution, policy
 
 #: Longer than any forward worth waiting for.
@@ -48,6 +49,10 @@ class Memory:
     peak: float
     weights: float
     process: float | None
+
+
+class MemoryFull(UserError):
+    """The machine has not enough memory for what was to be measured."""
 
 
 def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, int], **more: Any) -> Memory:
@@ -66,8 +71,10 @@ def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, in
         raise UserError(f"measuring memory took more than {_TIMEOUT} s and was stopped") from None
     if child.returncode:
         last = (child.stderr.strip().splitlines() or [f"the process ended with code {child.returncode}"])[-1]
-        hint = " (killed: did the machine run out of memory?)" if child.returncode == -9 else ""
-        raise UserError(f"memory could not be measured: {last}{hint}")
+        if child.returncode == -9 or any(word in last for word in ("allocate memory", "OutOfMemory", "MemoryError")):
+            what = f"batch {more.get('batch', 1)} at {size_text(size)} px"
+            raise MemoryFull(f"{what} does not fit: its process ran out of memory. Expected a smaller batch or size")
+        raise UserError(f"memory could not be measured: {last}")
     return Memory(**json.loads(child.stdout.splitlines()[-1]))
 
 

@@ -15,6 +15,9 @@ from .clock import enough
 class Measurement:
     """One row. Times are milliseconds a call, memory MB (10⁶ bytes), throughput images a second.
 
+    `attention` is what was measured. Where `asked` is something else, `left_full` layers stayed as they were, because
+    attending less does not pay there; `left` says so in words.
+
     `peak_memory_mb` is what the model adds to a running PyTorch, `process_memory_mb` the whole of that process.
 
     `speedup` is the median of the paired ratios dense / this, `spread` their interquartile range. The shares and caps
@@ -41,6 +44,9 @@ class Measurement:
     compiled: bool
     seed: int
     stamp: Mapping[str, Any]
+    asked: str | None = None
+    left_full: int = 0
+    left: str = ""
     tokens: int | None = None
     tokens_spec: str | None = None
     throughput: float | None = None
@@ -58,6 +64,11 @@ class Measurement:
     whole_ms: float | None = None
     dense_whole_ms: float | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """What was measured, and what was asked for if that is something else."""
+        return f"{self.attention} (asked {self.asked}; {self.left})" if self.left else self.attention
 
     @property
     def verdict(self) -> str:
@@ -92,7 +103,7 @@ class Measurement:
 
     def __str__(self) -> str:
         height, width = self.size
-        title = [self.model, self.attention, self.tokens_spec, f"{height}x{width}", f"batch {self.batch}"]
+        title = [self.model, self.label, self.tokens_spec, f"{height}x{width}", f"batch {self.batch}"]
         title += ["compiled"] if self.compiled else []
         macs = {name: f"{value / 1e6:,.1f}" for name, value in self.macs.as_dict().items()}
         lines = {

@@ -17,24 +17,28 @@ from ..backbones.block import take_weights
 from ..convert import convert, open_model
 from ..convert.architecture import Blueprint, blueprint
 from ..convert.resize import resize
-from ..convert.slots import exchangeable, find_slots
+from ..convert.slots import exchangeable, find_slots, specs_for
+from ..convert.source import random_weights
 from ..errors import UserError
 from ..options import join_texts
-from ..sizes import channels
+from ..sizes import channels, input_size, size_text
 from .memory import Memory, peak_memory
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model, the attention asked for, and the `module:function` and JSON-able arguments that build its like.
+    """A model, the attention that stands in it, and the `module:function` and JSON-able arguments that build its like.
 
-    `build` is "" if nothing can build it.
+    `build` is "" if nothing can build it. `asked` is the attention asked for, if one was. `notes` are
+    what must be known to read a measurement of it.
     """
 
     model: nn.Module
     attention: str
     build: str = ""
     arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    asked: str | None = None
+    notes: tuple[str, ...] = ()
 
     def memory(self, size: tuple[int, int], *, batch: int, threads: int | None) -> Memory:
         """Its peak memory, measured in a process of its own."""
@@ -53,12 +57,40 @@ class Subject:
             dtype=str(first.dtype).removeprefix("torch."),
         )
 
+    def left(self) -> Left:
+        """The layers that were not given what was asked for, because it does not pay there."""
+        if self.asked is None:
+            return Left()
+        slots = find_slots(self.model)
+        others = [slot for slot, spec in zip(slots, specs_for(self.asked, slots), strict=True) if slot.spec != spec]
+        if not others:
+            return Left()
+        how = "full" if all(slot.spec is not None for slot in others) else "as they were"
+        where = size_text(input_size(self.model))
+        return Left(len(others), f"{len(others)} of {len(slots)} layers left {how} at {where} px")
 
-def named(model: str, **opening: Any) -> Subject:
-    """A model opened by its name or file; `opening` goes to `open_model`."""
-    arguments = {"model": str(model), **opening}
-    opened = open_model(**arguments)
-    return Subject(opened, opening.get("attention") or attention_of(opened), "attendless.convert:open_model", arguments)
+
+@dataclasses.dataclass(frozen=True)
+class Left:
+    """How many layers were left as they were, and the same in words."""
+
+    count: int = 0
+    words: str = ""
+
+
+def named(model: str, attention: str | None = None, **opening: Any) -> Subject:
+    """A model opened by its name or file, as it is or with the attention asked for; `opening` goes to `open_model`.
+
+    What is opened as it is, a process of its own opens again. What was converted is described as it stands, so that
+    nobody decides a second time which layers stay full.
+    """
+    opened = open_model(model, attention=attention, **opening)
+    random = random_weights(model, weights=opening.get("weights"), pretrained=opening.get("pretrained", False))
+    notes = ("the weights are random: good for timing, and for nothing else",) if random else ()
+    if attention is not None:
+        return dataclasses.replace(described(opened), asked=attention, notes=notes)
+    again = {"model": str(model), **opening}
+    return Subject(opened, attention_of(opened), "attendless.convert:open_model", again, notes=notes)
 
 
 def described(model: nn.Module) -> Subject:

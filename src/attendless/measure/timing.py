@@ -1,37 +1,43 @@
-"""Timing the contestants of one image size: first memory, then the race, then each of them alone."""
+"""Timing the contestants of one image size: the cap is told, then comes memory, then the race, then each alone."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from ..attention import Macs
-from ..backbones import is_host
-from ..convert.architecture import describe, describes
+from ..convert.weights import check_finite
 from ..errors import UserError
 from ..plugins import refuse_while_loading
+from ..sizes import size_text
 from ..stamp import stamp
 from .clock import Call, Race, device_timer, race
 from .macs import count
-from .memory import Memory, available
+from .memory import Memory, MemoryFull, available
 from .parts import Parts, parts
+from .room import check_room, stand_in, told_if_full
 from .subject import Subject, images_for
 from .throughput import best_batch
 
 #: The dense model's place in a race.
 DENSE = "dense"
+#: Seconds that starting a process, importing PyTorch in it and building a model take, more or less.
+_CHILD = 6.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
     """How to measure. `budget` is the seconds each contestant may race; what is switched off is left out of the row.
 
-    `progress` is told each step as it begins, `announce` what the dense model costs at a size, before it is measured.
+    `progress` is told each step as it begins, `announce` what the dense model costs at a size, before it is measured
+    (None: only running it would tell, which comes last).
     """
 
     batch: int = 1
@@ -43,12 +49,17 @@ class Conditions:
     parts: bool = True
     seed: int = 0
     progress: Callable[[str], None] = lambda text: None
-    announce: Callable[[tuple[int, int], Macs], None] = lambda size, macs: None
+    announce: Callable[[tuple[int, int], Macs | None], None] = lambda size, macs: None
 
     def __post_init__(self) -> None:
-        if self.batch < 1 or self.budget <= 0 or (self.threads is not None and self.threads < 1):
+        if self.batch < 1 or not 0 < self.budget < math.inf or (self.threads is not None and self.threads < 1):
             given = f"batch={self.batch}, budget={self.budget}, threads={self.threads}"
             raise UserError(f"{given}: expected a batch and threads of at least 1 and a budget of more than 0 seconds")
+
+    def seconds(self, contestants: int, sizes: int = 1) -> float:
+        """How long measuring so many contestants at so many sizes should take at most, unless a call takes seconds."""
+        alone = _CHILD * self.memory + self.budget * self.throughput + self.budget / 2 * self.parts
+        return sizes * (self.budget * contestants + alone * (contestants + 1))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,13 +87,20 @@ class Timed:
     stamp: dict[str, Any]
 
 
-def time_all(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Conditions) -> list[Timed]:
-    """Time the subjects, by turns, against the dense model."""
+def announced(dense: nn.Module, size: tuple[int, int], how: Conditions) -> Macs | None:
+    """What the dense model costs, told as soon as it is there; a batch that cannot be is refused then, too."""
     refuse_while_loading("a measurement")
-    where = f"at {size[0]}x{size[1]}"
-    dense_macs = by_formula(dense.model, size)
-    if dense_macs is not None:
-        how.announce(size, dense_macs)
+    check_room(dense, size, how.batch)
+    macs = by_formula(dense, size)
+    how.announce(size, macs)
+    return macs
+
+
+def time_all(
+    subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Conditions, dense_macs: Macs | None
+) -> list[Timed]:
+    """Time the subjects, by turns, against the dense model, of which `announced` has told the cost."""
+    where = f"at {size_text(size)} px"
     places = {DENSE: dense} | {str(i): subject for i, subject in enumerate(subjects)}
     memories: dict[str, Memory | str] = {}
     for place, subject in places.items():
@@ -90,9 +108,12 @@ def time_all(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int],
             how.progress(f"memory of {_label(place, subject)} {where}")
             memories[place] = _memory(subject, size, how)
     models = {place: subject.model for place, subject in places.items()}
-    with _evaluating(models.values()), torch.inference_mode():
+    with _evaluating(models.values()), torch.inference_mode(), told_if_full(size, how.batch):
         how.progress(f"timing {len(models)} models {where}")
-        calls = {place: _call(model, images_for(model, size, how.batch), how) for place, model in models.items()}
+        images = images_for(dense.model, size, how.batch)
+        calls = {place: _call(model, images, how) for place, model in models.items()}
+        for place, call in calls.items():
+            _check_answer(call(), f"{_label(place, places[place])} {where}")
         device = next(dense.model.parameters()).device
         timer = device_timer(device)
         raced = race(calls, timer=timer, budget=how.budget * len(subjects), seed=how.seed)
@@ -100,7 +121,7 @@ def time_all(subjects: Sequence[Subject], dense: Subject, size: tuple[int, int],
         for place, model in models.items():
             if how.throughput or how.parts:
                 how.progress(f"batches and parts of {_label(place, places[place])} {where}")
-            alone[place] = _measure_alone(model, size, memories.get(place), raced.median(place), how)
+            alone[place] = _measure_alone(model, images, memories.get(place), raced.median(place), how)
     marks = stamp(device)
     return [
         Timed(places[place], dense.model, dense_macs, size, raced, place, alone[place], alone[DENSE], marks)
@@ -113,15 +134,17 @@ def _memory(subject: Subject, size: tuple[int, int], how: Conditions) -> Memory 
     """The measured memory, or why there is none."""
     try:
         return subject.memory(size, batch=how.batch, threads=how.threads)
+    except MemoryFull:  # this process would fare no better
+        raise
     except UserError as error:
         return str(error)
 
 
 def _measure_alone(
-    model: nn.Module, size: tuple[int, int], memory: Memory | str | None, seconds: float, how: Conditions
+    model: nn.Module, images: Tensor, memory: Memory | str | None, seconds: float, how: Conditions
 ) -> Alone:
     """`seconds` is what a call takes."""
-    images = images_for(model, size, how.batch)
+    size = (images.shape[-2], images.shape[-1])
     found = Alone(memory, note="") if not isinstance(memory, str) else Alone(note=memory)
     if how.throughput:
         timer = device_timer(images.device)
@@ -165,15 +188,14 @@ def _largest_batch(memory: Memory | None, device: torch.device, batch: int, ceil
 
 def by_formula(dense: nn.Module, size: tuple[int, int]) -> Macs | None:
     """The multiply-accumulates of a model that one of our hosts can stand for; None if only running it would tell."""
-    if is_host(dense):
-        return count(dense, size)
-    if not describes(dense):
-        return None
-    try:
-        with torch.device("meta"):
-            return count(describe(dense).build(), size)
-    except UserError:
-        return None
+    counted = stand_in(dense)
+    return None if counted is None else count(counted, size)
+
+
+def _check_answer(answer: Any, whose: str) -> None:
+    """A model whose answers are no numbers may be quick, but there is nothing to be quick for."""
+    leaves = (leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor))
+    check_finite((("its output", leaf) for leaf in leaves), f"{whose} cannot be measured")
 
 
 def _label(place: str, subject: Subject) -> str:
