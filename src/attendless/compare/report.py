@@ -21,6 +21,7 @@ from ..convert import load
 from ..data.opening import open_data
 from ..errors import UserError
 from ..palette import COLOURS
+from ..show.html import fill, style
 from ..sizes import input_size
 from ..stamp import stamp_line
 from ..storage import atomic
@@ -59,17 +60,13 @@ def write_report(
 def page(payload: Mapping[str, Any]) -> str:
     """The page around its data. `<` is written as an escape, so no text in the data can end the script element."""
     parts = {
-        "style": _part("report.css"),
+        "style": style(),
         "script": _part("report.js"),
         "data": json.dumps(payload, allow_nan=False).replace("<", "\\u003c"),
         "commands": html.escape("\n".join(payload["commands"])),
         "stamp": html.escape(payload["stamp"]),
     }
-    text = _part("report.html")
-    for name, part in parts.items():
-        before, _, after = text.partition(f"{{{{ {name} }}}}")
-        text = before + part + after
-    return text
+    return fill(_part("report.html"), parts)
 
 
 def _part(name: str) -> str:
