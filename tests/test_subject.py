@@ -9,6 +9,7 @@ import torch
 from attendless import convert
 from attendless.errors import UserError
 from attendless.measure.bench import bench_rows
+from attendless.measure.judge import split
 from attendless.measure.subject import attention_of
 from attendless.measure.tune import tune
 from attendless.sizes import input_size, parse_size
@@ -89,14 +90,15 @@ def test_tune_goes_through_stages(kind: str) -> None:
     if kind == "pyramid":
         small = {"embed_dims": (16, 32), "depths": (2, 2), "num_heads": (1, 2), "img_size": 64, "num_classes": 5}
         model = timm.create_model("pyramid_pvt_v2_b0", **small, mlp_ratios=2, attention="full").eval()
-    images = torch.randn(4, 3, 64, 64)
+    images = torch.randn(6, 3, 64, 64)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     found = tune(model, images, rates=(0.25,), max_drop=100.0, probe=2, points=2, budget=0.05)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    dense = found.front[0]
+    dense = found.candidates[0]
     assert (dense.layers, dense.agreement, dense.expected_drop) == ((), 1.0, 0.0)
     assert dense.attention == attention_of(model)
-    for point in found.front[1:]:
+    images = split(images, 2)[1]  # those it was judged on
+    for point in found.candidates[1:]:
         ours = convert(model, point.attention, layers=point.layers, below_breakeven="keep").eval()
         with torch.no_grad():
             answers = (ours(images).argmax(1) == model(images).argmax(1)).float().mean()

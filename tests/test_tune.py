@@ -1,16 +1,34 @@
-"""tune: damages measured layer by layer, a front from all-full to all-cheapest, a choice that keeps its promise."""
+"""tune: damages measured layer by layer, candidates judged on images held out and raced together, a choice by ratios
+that says how sure it is."""
 
 from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
 import torch
+from PIL import Image
 
+import attendless
 from attendless import UserError
 from attendless.attention import parse
-from attendless.convert import convert
-from attendless.measure import tune as tuning
-from attendless.measure.tune import tune
+from attendless.convert import convert, load
+from attendless.convert.slots import find_slots
+from attendless.measure import judge as judging
+from attendless.measure import search
+from attendless.measure.clock import Comparison
+from attendless.measure.judge import ITSELF, Judgement
+from attendless.measure.tradeoff import Candidate, Goal, Tuned
+from attendless.measure.tune import _sharing, tune
+from attendless_cli.main import main
+
+QUICK: dict[str, Any] = {"rates": (0.1, 0.5), "probe": 4, "points": 3, "budget": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +46,23 @@ def images() -> torch.Tensor:
     return torch.randn(12, 3, 128, 128)
 
 
+@contextmanager
+def silent(what: str, total: int) -> Iterator[Any]:
+    yield lambda done: None
+
+
+# Searching -----------------------------------------------------------------------------------------------------------
+
+
 def test_damages_are_the_divergence_of_one_changed_layer(model: torch.nn.Module, images: torch.Tensor) -> None:
     host = convert(model, "full").eval()
-    found = tuning._damages(host, [parse("foveal:keep=0.1")], images[:4], lambda done: None)
     depth = len(host.blocks)
+    places = [0, depth - 1]
+    slots = [find_slots(host)[i] for i in places]
+    found = search.damages(host, slots, places, [parse("foveal:keep=0.1")], images[:4], silent)
     assert host.attention == "full", "everything is put back"
-    assert found.shape == (depth, 2)
-    for layer in (0, depth - 1):
+    assert found.shape == (2, 2)
+    for row, layer in enumerate(places):
         parts = ["full"] * depth
         parts[layer] = "foveal:keep=0.1"
         changed = convert(model, "/".join(parts), below_breakeven="keep").eval()
@@ -45,51 +73,334 @@ def test_damages_are_the_divergence_of_one_changed_layer(model: torch.nn.Module,
                 log_target=True,
                 reduction="batchmean",
             )
-        torch.testing.assert_close(found[layer, 1], expected, atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(found[row, 1], expected, atol=1e-5, rtol=1e-3)
     assert found[:, 0].abs().max() == 0
 
 
 def test_the_front_runs_from_all_full_to_all_cheapest() -> None:
     damages = torch.tensor([[0.0, 0.1, 0.9], [0.0, 0.01, 0.02], [0.0, 0.4, 0.5]])
-    front = tuning._front(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=20)
+    front = search.front(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=20)
     assert front[0] == [0, 0, 0]
     assert front[-1] == [2, 2, 2]
     costs = [sum((10.0, 4.0, 3.0)[c] for c in mix) for mix in front]
     harms = [sum(float(damages[i, c]) for i, c in enumerate(mix)) for mix in front]
     assert costs == sorted(costs, reverse=True)
     assert harms == sorted(harms)
-    assert len(tuning._front(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=3)) == 3
-    assert tuning._front(torch.tensor([[3.0, 4.0, 10.0]] * 3), damages, points=20) == [
-        [0, 0, 0]
-    ]  # full attention is the cheapest here
+    assert len(search.front(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=3)) == 3
+    dearer = torch.tensor([[3.0, 4.0, 10.0]] * 3)
+    assert search.front(dearer, damages, points=20) == [[0, 0, 0]]  # full attention is the cheapest here
 
 
-def test_chooses_within_the_bound(model: torch.nn.Module, images: torch.Tensor) -> None:
-    done: list[int] = []
-    words = {"rates": (0.1, 0.5), "probe": 4, "points": 3, "budget": 0.2}
-    tuned = tune(model, images, max_drop=100.0, progress=done.append, **words)
-    assert tuned.chosen == min(tuned.front, key=lambda s: s.latency_ms)
-    assert sum(done) <= tuning.steps(6, 12, rates=2, probe=4, points=3)
-    convert(model, tuned.attention, below_breakeven="keep")
-    strict = tune(model, images, max_drop=0.0, **words)
-    assert strict.chosen.expected_drop == 0
-    dense = tuned.front[0]
-    assert (dense.attention, dense.agreement, dense.core_share) == ("full", 1, 1)
+def test_every_rate_in_all_layers_is_a_candidate(model: torch.nn.Module, images: torch.Tensor) -> None:
+    host, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
+    found = [search.named(host, specs, mix)[0] for mix in search.mixes(host, specs, images[:2], 2, 0.02, silent)]
+    assert found[0] == "full"
+    assert {"foveal:keep=0.1", "foveal:keep=0.5"} <= set(found)
+    assert len(found) == len(set(found))
+
+
+def test_layers_that_read_another_are_left_with_the_one_they_read(images: torch.Tensor) -> None:
+    attendless.load_plugin(str(Path(__file__).resolve().parents[1] / "examples" / "echo.py"))
+    model = timm.create_model("columnar_micro_patch4_32", attention="full").eval()
+    depth = len(model.blocks)
+    model = convert(model, f"full/echo/{depth - 2}xfull", below_breakeven="keep").eval()
+    found = tune(model, images[:, :, :32, :32], max_drop=100, **QUICK)
+    touched = {layer for c in found.candidates for layer in c.layers}
+    assert touched == set(range(2, depth))
+    assert all("echo" in c.attention for c in found.candidates)
+    echoes = convert(model, f"full/{depth - 1}xecho", below_breakeven="keep").eval()
+    with pytest.raises(UserError, match="no layer can be given foveal"):
+        tune(echoes, images[:, :, :32, :32], **QUICK)
+
+
+# Judging -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_expected_loss_takes_the_dense_model_at_its_word() -> None:
+    dense = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.6, 0.3, 0.1]]).log()
+    found = judging.judge(dense, torch.tensor([0, 1, 2, 0]), cost=0.1)
+    assert found.expected_drop == pytest.approx(100 * (0.5 - 0.4) / 4)
+    assert found.agreement == 0.75
+    low, high = found.expected_drop_ci
+    assert low < found.expected_drop < high
+    assert found.agreement_ci[0] < 0.75 < found.agreement_ci[1]
+
+
+@pytest.mark.parametrize("share", [0.005, 0.03, 0.1])
+def test_the_interval_of_the_loss_holds_what_it_says(share: float) -> None:
+    """Over many sets of 100 images on which few answers change, and what each costs differs, 95 % hold the truth."""
+    torch.manual_seed(0)
+    drawn = (torch.rand(4000, 100) < share) * torch.rand(4000, 100) * 0.4
+    truth, cost = share * 0.2, 0.4 * (1 / 3) / (1 / 2)
+    held = [low <= truth <= high for low, high in (judging.interval(float(m), 100, cost) for m in drawn.mean(1))]
+    assert sum(held) / len(held) > 0.93
+
+
+def test_no_change_seen_is_not_none_there() -> None:
+    dense = torch.tensor([[0.9, 0.1], [0.6, 0.4]]).log()
+    cost = judging.jump(dense, [torch.zeros(2)])
+    assert cost == pytest.approx((0.8 + 0.2) / 2), "what the dense model's second choice would cost"
+    assert judging.jump(dense, [torch.zeros(2), torch.tensor([0.0, 0.2])]) == pytest.approx(0.2)
+    low, high = judging.judge(dense, torch.tensor([0, 0]), cost).expected_drop_ci
+    assert low == 0
+    assert high > 50
+
+
+def test_images_are_held_out() -> None:
+    images = torch.arange(256.0).reshape(256, 1, 1, 1)
+    parts = judging.split(images, probe=64)
+    assert [len(part) for part in parts] == [64, 96, 96]
+    assert sorted(torch.cat(parts).flatten().tolist()) == list(range(256)), "each image serves one purpose"
+    for part in parts:
+        assert part.flatten().max() - part.flatten().min() > 240, "and each part is spread over the set"
+    with pytest.raises(UserError, match="5 images: expected at least 6"):
+        judging.split(images[:5], probe=64)
+
+
+def test_how_many_images_would_tell() -> None:
+    judged = Judgement(100, 0.95, (0.9, 0.98), 0.25, (0.05, 1.25))
+    assert judging.images_to_tell(judged, 0.5) == pytest.approx(100 * 4**2)
+    assert judging.images_to_tell(judged, 0.25) == float("inf")
+    note = Goal(0.5).warning(judged, images=256)
+    assert note == "100 fresh images cannot tell whether it loses at most 0.5 points; about 4,000 images in all would"
+    assert Goal(1.5).warning(judged, 256) == ""
+    assert "loses more than 0.01 points" in Goal(0.01).warning(judged, 256)
+    assert "nor would a million" in Goal(0.25).warning(judged, 256)
+    assert Goal(target_ms=5).warning(judged, 256) == ""
+
+
+# Choosing ------------------------------------------------------------------------------------------------------------
+
+
+def candidate(ratio: float, drop: float, *, spread: float = 0.02, pairs: int = 25, ms: float = 100) -> Candidate:
+    timed = Comparison(ratio, (ratio - spread / 2, ratio + spread / 2), (ratio - spread, ratio + spread), pairs)
+    judged = Judgement(96, 1 - drop / 10, (0.8, 1.0), drop, (drop / 2, 2 * drop + 0.1))
+    dense = ratio == 1
+    return Candidate(
+        "full" if dense else f"foveal:keep={ratio / 10:.3f}",
+        () if dense else (0, 1),
+        2,
+        (384, 384),
+        0.5,
+        ITSELF if dense else judged,
+        timed,
+        ms,
+    )
+
+
+def test_chooses_by_the_ratio_within_the_bound() -> None:
+    found = [candidate(1, 0), candidate(1.14, 0.1), candidate(1.26, 0.4), candidate(1.4, 0.6)]
+    chosen, reason = Goal().choose(found)
+    assert chosen == found[2]
+    assert reason == "the quickest of those expected to lose at most 0.5 points"
+    assert Goal(0.2).choose(found)[0] == found[1]
+    assert Goal(1.0).choose(found)[0] == found[3]
+
+
+def test_what_cannot_be_told_from_the_dense_model_is_no_quicker() -> None:
+    noisy, hasty, slower = candidate(1.2, 0.0, spread=0.5), candidate(1.3, 0, pairs=5), candidate(0.8, 0)
+    dense = candidate(1, 0)
+    chosen, reason = Goal().choose([dense, noisy, hasty, slower])
+    assert chosen == dense
+    assert reason == "nothing is measurably quicker than the model as it is"
+    chosen, reason = Goal().choose([dense, candidate(1.3, 2.0)])
+    assert chosen == dense
+    assert reason.startswith("nothing expected to lose at most 0.5 points is measurably quicker")
 
 
 def test_target_ms() -> None:
-    def setting(ms: float, drop: float) -> tuning.Candidate:
-        return tuning.Candidate("full", (), ms, 1, 0, 1, drop, 1)
-
-    front = [setting(10, 0), setting(6, 0.3), setting(4, 2)]
-    assert tuning._choose(front, None, 7)[0] == front[1]
-    chosen, reason = tuning._choose(front, None, 1)
+    front = [candidate(1, 0), candidate(1.6, 0.3), candidate(2.5, 2)]
+    assert Goal(target_ms=70).choose(front)[0] == front[1]
+    assert Goal(target_ms=120).choose(front)[0] == front[0], "the model as it is will do"
+    chosen, reason = Goal(target_ms=1).choose(front)
     assert chosen == front[2]
     assert "nothing reaches 1 ms" in reason
+    assert Goal(target_ms=1).choose(front[:1])[0] == front[0]
 
 
-def test_mistakes(model: torch.nn.Module, images: torch.Tensor) -> None:
-    with pytest.raises(UserError, match="not both"):
-        tune(model, images, max_drop=1, target_ms=1)
-    with pytest.raises(UserError, match="no keep option"):
-        tune(model, images, attention="window")
+def tuned(*found: Candidate) -> Tuned:
+    chosen, reason = Goal().choose(found)
+    return Tuned(chosen, found, Goal(), reason, chosen.judged, 256)
+
+
+def test_the_front_is_what_none_beats() -> None:
+    found = [candidate(1, 0), candidate(1.1, 0.4), candidate(1.2, 0.3), candidate(1.3, 0.9)]
+    assert tuned(*found).front == (found[0], found[2], found[3])
+    assert [tuned(*found).note(c) for c in found] == ["the model as it is", "beaten", "chosen", ""]
+
+
+# The whole -----------------------------------------------------------------------------------------------------------
+
+
+def test_all_race_together_and_are_judged_on_images_held_out(model: torch.nn.Module, images: torch.Tensor) -> None:
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found = tune(model, images, max_drop=100.0, **QUICK)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    dense = found.candidates[0]
+    assert (dense.attention, dense.agreement, dense.core_share, dense.speedup) == ("full", 1, 1, 1)
+    assert len({c.timed.pairs for c in found.candidates}) == 1, "the same rounds for all"
+    for c in found.candidates:
+        assert c.latency_ms * c.speedup == pytest.approx(dense.latency_ms)
+    held_out = judging.split(images, 4)[1]
+    for c in found.candidates[1:]:
+        ours = convert(model, c.attention, layers=c.layers, below_breakeven="keep").eval()
+        with torch.no_grad():
+            answers = (ours(held_out).argmax(1) == model(held_out).argmax(1)).float().mean()
+        assert c.agreement == pytest.approx(float(answers))
+        assert c.judged.images == len(held_out)
+    assert found.convert(model).attention == found.attention
+    text = str(found)
+    assert all(c.attention in text for c in found.candidates)
+    assert found.reason in text
+    json.dumps([found.as_dict(), *(c.as_dict() for c in found.candidates)], allow_nan=False)
+
+
+def test_candidates_share_the_dense_models_weights(model: torch.nn.Module, images: torch.Tensor) -> None:
+    theirs = {value.data_ptr() for value in model.parameters()}
+    ours = convert(model, "foveal:keep=0.1", below_breakeven="keep").eval()
+    with torch.no_grad():
+        expected = ours(images[:2])
+        ours.norm.weight += 1
+        shared = _sharing(ours, model)
+        own = [name for name, value in shared.named_parameters() if value.data_ptr() not in theirs]
+        assert own == ["norm.weight"], "what differs stays its own"
+        ours.norm.weight -= 1
+        torch.testing.assert_close(shared(images[:2]), expected)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"max_drop": 1, "target_ms": 1}, "not both"),
+        ({"max_drop": float("nan")}, "max_drop=nan: expected"),
+        ({"max_drop": -1}, "max_drop=-1: expected"),
+        ({"target_ms": -1}, "target_ms=-1: expected"),
+        ({"target_ms": float("nan")}, "target_ms=nan: expected"),
+        ({"target_ms": float("inf")}, "target_ms=inf: expected"),
+        ({"rates": ()}, "rates: got none, expected"),
+        ({"rates": (0.1, 2)}, "rates: got 2, expected"),
+        ({"rates": (float("nan"),)}, "rates: got nan, expected"),
+        ({"points": 1}, "points=1"),
+        ({"budget": 0.0}, "budget=0.0"),
+        ({"attention": "window"}, "no keep option"),
+    ],
+)
+def test_mistakes(model: torch.nn.Module, images: torch.Tensor, words: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        tune(model, images, **words)
+
+
+def test_nothing_is_told_from_nan(model: torch.nn.Module, images: torch.Tensor) -> None:
+    damaged = images.clone()
+    damaged[3, 0, 5, 5] = float("nan")
+    with pytest.raises(UserError, match=r"image 3 holds NaN or infinity \(1 of 12"):
+        tune(model, damaged, **QUICK)
+    with pytest.raises(UserError, match=r"images are torch.float32 \[3, 128, 128\]: expected"):
+        tune(model, images[0], **QUICK)
+    broken = convert(model, "full")
+    broken.head.weight.data[0, 0] = float("inf")
+    with pytest.raises(UserError, match=r"head\.weight holds NaN or infinity"):
+        tune(broken, images, **QUICK)
+    broken.head.weight.data[:] = 3e38  # sound weights, answers beyond all numbers
+    with pytest.raises(UserError, match="the model answers with NaN or infinity"):
+        tune(broken, images, **QUICK)
+    with pytest.raises(UserError, match="no classifier"):
+        tune(timm.create_model("test_vit", img_size=128, num_classes=0).eval(), images, **QUICK)
+
+
+# The command ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("photos")
+    for i in range(9):
+        Image.effect_noise((48, 40), 20 + 20 * i).convert("RGB").save(folder / f"{i}.png")
+    return str(folder)
+
+
+WORDS = ["columnar_micro_patch4_32", "--rates", "0.25", "--budget", "0.02", "--images", "9"]
+
+
+def test_one_command_for_the_tradeoff(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page, picture, result = (str(tmp_path / name) for name in ("tuned.html", "curve.png", "tuned.json"))
+    words = [*WORDS, "--data", photos, "--size", "32", "48", "--report", page, "--plot", picture, "--json", result]
+    assert main(["tune", *words]) == 0
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["cap at 32 px", "cap at 48 px"], "the caps come first"
+    assert "the weights are random" in out
+    found = json.loads(Path(result).read_text())
+    assert {tuple(row["size"]) for row in found["rows"]} == {(32, 32), (48, 48)}
+    assert {"full", "foveal"} <= {row["attention"] for row in found["rows"]}
+    assert sum(row["chosen"] for row in found["rows"]) == len(found["chosen"]) == 2
+    text = Path(page).read_text()
+    assert text.count("<tr") == 1 + len(found["rows"])
+    assert "<svg" in text
+    assert "{{" not in text
+    assert not re.search(r"""(src|href)=["'](?!data:|#)""", re.sub(r'xlink:href="#', 'href="#', text))
+    with Image.open(picture) as drawn:
+        assert drawn.size[0] > 800
+
+
+def test_the_model_chosen_is_saved_and_the_next_command_is_said(
+    photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "tuned.safetensors")
+    assert main(["tune", *WORDS, "--data", photos, "--out", out]) == 0
+    said = capsys.readouterr().out
+    chosen = load(out).attention
+    assert f"--attention {chosen} " in said or "nothing to convert: the model as it is, full" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-drop", "nan"], "max_drop=nan"),
+        (["--target-ms", "-1"], "target_ms=-1"),
+        (["--rates", "2"], "'2': expected a number above 0"),
+        (["--rates"], "expected at least one argument"),
+        (["--budget", "nan"], "--budget nan"),
+        (["--attention", "window"], "no keep option"),
+        (["--size", "32", "48", "--out", "x.safetensors"], "give one --size"),
+    ],
+)
+def test_mistakes_are_found_before_the_model_is_built(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["tune", "no_such_model", "--data", "no such folder", *words])
+    assert left.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+# The picture ---------------------------------------------------------------------------------------------------------
+
+
+def crowd(size: int) -> Tuned:
+    found = [candidate(1, 0), *(candidate(1 + k / 100, k**2 / 500) for k in range(1, 25))]
+    found = [Candidate(*(vars(c) | {"size": (size, size)}).values()) for c in found]
+    return tuned(*found)
+
+
+def test_the_plots_labels_do_not_overlap() -> None:
+    from attendless.show.tradeoff import figure
+
+    drawn = figure([crowd(384), crowd(512)])
+    drawn.draw_without_rendering()
+    boxes = [text.get_window_extent() for text in drawn.axes[0].texts]
+    assert len(boxes) > 10
+    for i, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:i])
+    inside = drawn.axes[0].get_window_extent()
+    assert all(inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1) for box in boxes)
+
+
+def test_the_page_is_read_on_light_and_dark_ground_and_escapes_what_it_is_given() -> None:
+    from attendless.show.tradeoff_page import page
+
+    text = page([crowd(384)], "<model> & data", ["attendless convert"])
+    assert "&lt;model&gt; &amp; data" in text
+    assert "currentColor" in text
+    assert "#010203" not in text
+    assert text.count('class="best"') == 1

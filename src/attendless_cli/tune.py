@@ -1,10 +1,12 @@
 """Search, without training and without labels, what each layer should attend with: the fewest milliseconds for which
-the answers stay what they were. A few hundred images of the kind the model will see are enough.
+the answers stay what they were. A few hundred images of the kind the model will see are enough. Some serve the search,
+some the choice, and the rest tell what the choice loses on images that had no part in it.
 
 examples:
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --size 384 --max-drop 0.5
+  attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --size 384 512 --report tuned.html
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --target-ms 20 --plot curve.png
-"""
+"""  # noqa: E501 (commands are to be copied whole)
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 from . import output, words
 
 if TYPE_CHECKING:
-    from attendless.measure.tune import Tuned
+    from attendless.measure.tradeoff import Tuned
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,15 +25,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attention", metavar="A", default="foveal", help="a mechanism with a keep option (default: foveal)"
     )
-    parser.add_argument("--rates", metavar="R", type=float, nargs="+", help="keep rates to choose from")
+    parser.add_argument(
+        "--rates", metavar="R", type=words.share, nargs="+", help="keep rates to choose from (default: 0.05 to 0.5)"
+    )
     bound = parser.add_mutually_exclusive_group()
     bound.add_argument(
         "--max-drop", metavar="P", type=float, help="points of top-1 it may be expected to lose (default: 0.5)"
     )
     bound.add_argument("--target-ms", metavar="T", type=float, help="milliseconds an image may take, instead")
-    words.size(parser, many=False)
+    words.size(parser)
     words.crop_pct(parser)
     parser.add_argument("--images", metavar="N", type=words.positive, default=256, help="images to use (default: 256)")
+    parser.add_argument(
+        "--budget", metavar="S", type=float, default=4.0, help="seconds of timing for each candidate (default: 4)"
+    )
+    parser.add_argument(
+        "--report", metavar="F", type=words.target("page"), help="write table and plot as one page, an .html file"
+    )
     parser.add_argument(
         "--plot", metavar="F", type=words.target("picture"), help="draw the trade-off found into this file"
     )
@@ -46,67 +56,104 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from attendless.convert import open_model, save
+    from attendless.convert.source import random_weights
     from attendless.data.opening import open_data
-    from attendless.measure import tune as tuning
+    from attendless.errors import UserError
+    from attendless.measure import search
     from attendless.measure.accuracy import load_images, preprocessing
+    from attendless.measure.tradeoff import Goal
+    from attendless.measure.tune import RATES, tune
     from attendless.sizes import input_size
 
+    # Whatever can be wrong with what was given is found before anything takes time.
+    Goal(args.max_drop, args.target_ms)
+    search.rates_of(args.attention, args.rates or RATES)
+    if not 0 < args.budget < float("inf"):
+        raise UserError(f"--budget {args.budget}: expected seconds of timing for each candidate, more than 0")
+    if args.out and len(args.size) > 1:
+        raise UserError(f"--out {args.out!r} with {len(args.size)} sizes: a file holds one model, so give one --size")
+    if args.plot or args.report:
+        from attendless.show.figures import new_figure
+
+        new_figure()
     if args.threads:
         torch.set_num_threads(args.threads)
-    model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
-    transform = preprocessing(model, args.size or input_size(model), args.crop_pct)
-    images = load_images(open_data(args.data, "val"), transform, args.images)
-    rates = tuple(args.rates or tuning.RATES)
-    total = tuning.steps(tuning.layers_of(model), len(images), rates=len(rates))
-    with output.progress("tuning", total) as step:
-        tuned = tuning.tune(
-            model,
-            images,
-            attention=args.attention,
-            rates=rates,
-            max_drop=args.max_drop,
-            target_ms=args.target_ms,
-            progress=step,
-        )
-    columns = ("attention", "layers", "ms", "speed-up", "agreement", "expected loss", "core MACs")
-    table = [_cells(setting, setting == tuned.chosen) for setting in tuned.front]
-    output.print_table(f"{args.model} · {len(images)} images of {args.data}", columns, table, note=NOTE)
-    print(f"\nchosen ({tuned.reason}):\n  {_words(tuned)}")
+    source = open_data(args.data, "val")
+    opening = {"weights": args.weights, "pretrained": args.pretrained}
+    models = [open_model(args.model, **opening, size=size) for size in args.size or [None]]
+    notes = [WEIGHTLESS] if random_weights(args.model, **opening) else []
+    for model in models:
+        _print_cap(model)
+    found: list[Tuned] = []
+    for model in models:
+        images = load_images(source, preprocessing(model, input_size(model), args.crop_pct), args.images)
+        found += [
+            tune(
+                model,
+                images,
+                attention=args.attention,
+                rates=args.rates or RATES,
+                max_drop=args.max_drop,
+                target_ms=args.target_ms,
+                budget=args.budget,
+                progress=output.progress,
+            )
+        ]
+        del images
+    title = f"{args.model} · {found[0].images} images of {args.data}"
+    _print(title, found, notes)
+    commands = [_command(args, tuned) for tuned in found]
+    for tuned, command in zip(found, commands, strict=True):
+        print("", *tuned.findings, f"  {command}", sep="\n")
     if args.plot:
         from attendless.show.tradeoff import draw
 
-        draw(tuned, args.plot)
+        draw(found, args.plot)
         print(f"drawn: {args.plot}")
+    if args.report:
+        from attendless.show.tradeoff_page import page
+
+        output.write_text(args.report, page(found, title, commands, notes))
+        print(f"report: {args.report}")
     if args.out:
-        save(tuned.convert(model), args.out)
+        save(found[0].convert(models[0]), args.out)
         print(f"saved: {args.out}")
-    rows = [{**setting.as_dict(), "chosen": setting == tuned.chosen} for setting in tuned.front]
-    output.write_json(
-        args.json, {"rows": rows, "attention": tuned.attention, "layers": list(tuned.layers), "reason": tuned.reason}
-    )
+    rows = [{**c.as_dict(), "chosen": c == tuned.chosen} for tuned in found for c in tuned.candidates]
+    output.write_json(args.json, {"rows": rows, "chosen": [tuned.as_dict() for tuned in found], "notes": notes})
 
 
-NOTE = (
-    "speed-up: median of paired ratios against the dense model, batch 1. agreement: share of images with its answer.\n"
-    "expected loss: points of top-1, taking the dense model's probabilities at their word; no labels were used."
-)
+WEIGHTLESS = "the weights are random: the loss means nothing (give --weights F or --pretrained)"
 
 
-def _words(tuned: Tuned) -> str:
-    """What to give `convert`."""
+def _print_cap(model: object) -> None:
+    """What can be gained at most, before anything is timed."""
+    from attendless.measure.row import cap_by_macs
+    from attendless.measure.timing import by_formula
+    from attendless.sizes import input_size, size_text
+
+    size = input_size(model)
+    macs = by_formula(model, size)  # type: ignore[arg-type]
+    if macs is not None:
+        print(f"cap at {size_text(size)} px: {cap_by_macs(macs.cap, macs.share)}", flush=True)
+
+
+def _print(title: str, found: list[Tuned], notes: list[str]) -> None:
+    from attendless.measure.tradeoff import HOW_TO_READ, table
+
+    columns, *rows = table(found)
+    output.print_table(title, columns, rows, note="\n".join((*HOW_TO_READ, *notes)))
+
+
+def _command(args: argparse.Namespace, tuned: Tuned) -> str:
+    """What to type to get the model chosen; nothing if that is the one there is."""
+    import shlex
+
+    from attendless.sizes import size_text
+
     if not tuned.layers:
-        return f"nothing: the model as it is, {tuned.attention}"
-    return f"--attention {tuned.attention} --layers {','.join(map(str, tuned.layers))} --below-breakeven keep"
-
-
-def _cells(setting: object, chosen: bool) -> tuple[str, ...]:
-    s = vars(setting)
-    return (
-        ("→ " if chosen else "  ") + s["attention"],
-        ",".join(map(str, s["layers"])) or "none",
-        f"{s['latency_ms']:.2f}",
-        f"{s['speedup']:.2f}× ± {s['spread'] / 2:.2f}",
-        f"{s['agreement']:.3f}",
-        f"{s['expected_drop']:.2f}",
-        output.percent(s["core_share"]),
-    )
+        return f"nothing to convert: the model as it is, {tuned.attention}"
+    words = ["attendless", "convert", args.model, *(["--weights", args.weights] if args.weights else [])]
+    words += ["--pretrained"] * args.pretrained + ["--size", size_text(tuned.chosen.size)] * bool(args.size)
+    words += ["--attention", tuned.attention]
+    words += ["--layers", ",".join(map(str, tuned.layers))] if len(tuned.layers) < tuned.chosen.depth else []
+    return shlex.join([*words, "--below-breakeven", "keep", "--out", args.out or "tuned.safetensors"])

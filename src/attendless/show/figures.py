@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..storage import atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_FORMATS = (".png", ".svg", ".pdf")
 
 
 def new_figure(width: float = 7, height: float = 4.5) -> Figure:
@@ -16,3 +20,12 @@ def new_figure(width: float = 7, height: float = 4.5) -> Figure:
     except ImportError:
         raise UserError("drawing needs matplotlib: pip install 'attendless[show]'") from None
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Write the figure, whole or not at all, to a file whose ending names its format."""
+    path = Path(path)
+    if path.suffix.lower() not in _FORMATS:
+        raise UserError(f"picture {str(path)!r}: expected a name ending in {', '.join(_FORMATS)}")
+    with atomic(path) as temporary:
+        figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower())

@@ -1,38 +1,100 @@
-"""The trade-off `tune` found, drawn: milliseconds against agreement with the dense model."""
+"""The trade-off `tune` found, drawn: speed-up against expected loss, with what is uncertain about both."""
 
 from __future__ import annotations
 
+import io
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..measure.tune import Tuned
+from ..measure.tradeoff import Candidate, Tuned
 from ..palette import COLOURS
-from .figures import new_figure
+from ..sizes import Size, size_text
+from .figures import new_figure, save_figure
+from .labels import beside
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Drawn in this, then exchanged for the page's own ink, which is light on dark ground.
+_INK = "#010203"
 
 
-def draw(tuned: Tuned, path: str | Path) -> None:
-    """One point per setting of the front, the chosen one marked; the top left is best."""
-    figure = new_figure()
-    axes = figure.subplots()
-    points = sorted(tuned.front, key=lambda setting: setting.latency_ms)
-    axes.plot([s.latency_ms for s in points], [100 * s.agreement for s in points], "o-", color=COLOURS[0])
-    chosen = tuned.chosen
-    axes.plot(
-        chosen.latency_ms, 100 * chosen.agreement, "D", color=COLOURS[1], markersize=10, label=f"chosen: {tuned.reason}"
+def draw(found: Sequence[Tuned], path: str | Path) -> None:
+    """One point per candidate; the file's ending names its format."""
+    save_figure(figure(found), path)
+
+
+def svg(found: Sequence[Tuned]) -> str:
+    """The figure as an element of a page, on whose ground it is drawn."""
+    file = io.StringIO()
+    figure(found, ink=_INK).savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = file.getvalue().replace(_INK, "currentColor")
+    return text[text.index("<svg") :].replace("<svg ", '<svg role="img" aria-label="speed-up against loss" ', 1)
+
+
+def figure(found: Sequence[Tuned], ink: str = "black") -> Figure:
+    """The upper right is best. Each size has its colour; numbers are the rows of the table, of the front alone."""
+    drawn = new_figure(8, 5)
+    axes: Any = drawn.subplots()
+    colours = {tuned.chosen.size: COLOURS[i % 6] for i, tuned in enumerate(found)}  # the others vanish on some ground
+    for tuned in found:
+        colour = colours[tuned.chosen.size]
+        front = sorted(tuned.front, key=lambda c: c.speedup)
+        axes.plot(*_places(front), "-", color=colour, alpha=0.6, label=f"{size_text(tuned.chosen.size)} px")
+        for c in tuned.candidates:
+            _point(axes, c, colour, filled=c in front)
+        axes.plot(*_places([tuned.chosen]), "D", color=colour, markersize=11, markeredgecolor=ink, zorder=3)
+    axes.plot([], [], "D", color="none", markeredgecolor=ink, markersize=9, label="chosen")
+    axes.plot([], [], "o", color="none", markeredgecolor=ink, markersize=5, label="beaten, or no quicker")
+    bound = found[0].goal.max_drop
+    if bound is not None:
+        axes.axhline(bound, color=ink, linestyle=":", linewidth=1, label=f"{bound:g} points, as asked")
+    axes.invert_yaxis()
+    axes.margins(x=0.08, y=0.12)
+    axes.set_xlabel("speed-up against the dense model, batch 1 (bars: quartiles)", color=ink)
+    axes.set_ylabel("expected loss of top-1, points (bars: 95 %)", color=ink)
+    axes.tick_params(colors=ink)
+    axes.spines[:].set_color(ink)
+    axes.grid(alpha=0.25)
+    drawn.legend(loc="outside upper center", ncols=len(found) + 3, fontsize=8, labelcolor=ink, frameon=False)
+    _number(drawn, axes, found, colours)
+    return drawn
+
+
+def _places(candidates: Sequence[Candidate]) -> tuple[list[float], list[float]]:
+    return [c.speedup for c in candidates], [c.expected_drop for c in candidates]
+
+
+def _point(axes: Any, c: Candidate, colour: str, filled: bool) -> None:
+    (left, right), (low, high) = c.timed.quartiles, c.judged.expected_drop_ci
+    x, y = c.speedup, c.expected_drop
+    axes.errorbar(
+        x,
+        y,
+        xerr=[[max(0.0, x - left)], [max(0.0, right - x)]],
+        yerr=[[max(0.0, y - low)], [max(0.0, high - y)]],
+        fmt="o",
+        markersize=5,
+        color=colour,
+        markerfacecolor=colour if filled else "none",
+        ecolor=(colour, 0.35),
+        elinewidth=1,
     )
-    for i, setting in enumerate(points):
-        label = f"{100 * setting.core_share:.0f} % of core MACs, −{setting.expected_drop:.2f} points"
-        left = i > len(points) // 2
+
+
+def _number(drawn: Figure, axes: Any, found: Sequence[Tuned], colours: Mapping[Size, str]) -> None:
+    """Put the table's numbers beside the points of the front, the chosen ones' first, where there is room."""
+    rows = [(c, tuned) for tuned in found for c in tuned.candidates]
+    front = [i for i, (c, tuned) in enumerate(rows) if c in tuned.front and c.layers]
+    front.sort(key=lambda i: rows[i][0] != rows[i][1].chosen)
+    drawn.draw_without_rendering()  # settles where the axes stand
+    paper, unit = axes.get_window_extent(), 72 / drawn.dpi
+    corners = [axes.transData.transform((c.speedup, c.expected_drop)) - paper.p0 for c, _ in rows]
+    points = [(float(x) * unit, float(y) * unit) for x, y in corners]
+    for i, offset in beside(points, front, (paper.width * unit, paper.height * unit)).items():
+        c = rows[i][0]
         axes.annotate(
-            label,
-            (setting.latency_ms, 100 * setting.agreement),
-            xytext=(-6 if left else 6, 6 if left else -10),
-            ha="right" if left else "left",
-            textcoords="offset points",
-            fontsize=7,
-        )
-    axes.set(xlabel="milliseconds per image, batch 1", ylabel="images answered as by the dense model, %")
-    axes.set_title(f"What {tuned.images} images allow")
-    axes.grid(alpha=0.3)
-    axes.margins(x=0.1, y=0.15)
-    axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=150)
+            str(i + 1), (c.speedup, c.expected_drop), offset, textcoords="offset points", ha="center", va="center",
+            fontsize=9, color=colours[c.size],
+        )  # fmt: skip

@@ -1,0 +1,200 @@
+"""Which mixes of rates, layer by layer, are worth a look.
+
+1. What a rate costs is measured: one block's milliseconds with each rate, by turns with the block as it is.
+2. What it damages is measured too: each layer alone is given each rate, the others stay as they are, and the
+   divergence KL(dense ‖ changed) of the answers is averaged over a few images. Layers before it are run once.
+3. Damages nearly add up, so for any price of a millisecond the best rate of each layer is found on its own: a sweep of
+   the price gives mixes from all as it is to all cheapest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Spec, join, parse
+from ..attention.registry import attention_class
+from ..backbones import is_host
+from ..backbones.host import Step
+from ..convert.slots import Slot, find_slots
+from ..errors import UserError
+from .clock import race
+from .judge import BATCH, logits
+from .subject import attention_of
+
+#: What is done and how many steps it has → a function that is told of each step.
+Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
+
+
+def rates_of(attention: str, rates: Sequence[float]) -> list[Spec]:
+    """The spec of each rate, the gentlest first."""
+    base = parse(attention)
+    if not hasattr(base.options, "keep"):
+        raise UserError(f"attention {base.name!r} has no keep option to tune")
+    wrong = [rate for rate in rates if not 0 < rate <= 1]
+    if wrong or not rates:
+        given = ", ".join(f"{rate:g}" for rate in wrong) or "none"
+        raise UserError(f"rates: got {given}, expected shares of the keys to keep, above 0 and up to 1")
+    return [base.replace(keep=rate) for rate in sorted(set(rates), reverse=True)]
+
+
+def tunable(slots: Sequence[Slot], spec: Spec) -> list[int]:
+    """The layers that can be given another attention: not those that read what the layer before left, nor those that
+    leave what the new attention could not."""
+    leaves = attention_class(spec.name).provides
+    found = []
+    for i, (slot, after) in enumerate(zip(slots, [*slots[1:], None], strict=True)):
+        needed = _reads(getattr(slot.block, "reducer", None)) | (_reads(after.attn) if after else frozenset())
+        if not _reads(slot.attn) and needed <= leaves:
+            found.append(i)
+    if not found:
+        raise UserError(f"no layer can be given {spec.name}: each reads another's scores, or is read by one")
+    return found
+
+
+def _reads(part: Any) -> frozenset[str]:
+    return frozenset(getattr(part, "reads", ()))
+
+
+def mixes(
+    host: nn.Module, specs: Sequence[Spec], images: Tensor, points: int, budget: float, progress: Progress
+) -> list[list[int]]:
+    """The mixes to judge: for each layer 0, as it is, or the place of its rate in `specs`, counted from 1.
+
+    First the model as it is; then up to `points` mixes found by searching; then every rate in all layers alike.
+    """
+    slots = find_slots(host)
+    free = tunable(slots, specs[0])
+    costs = block_costs([slots[i] for i in free], specs, images[:1], budget, progress)
+    harms = damages(host, [slots[i] for i in free], free, specs, images, progress)
+    alike = [[c] * len(free) for c in range(1, len(specs) + 1)]
+    found = []
+    for mix in (*front(costs, harms, points), *alike):
+        whole = [0] * len(slots)
+        for i, c in zip(free, mix, strict=True):
+            whole[i] = c
+        if whole not in found:
+            found.append(whole)
+    return found
+
+
+def named(host: nn.Module, specs: Sequence[Spec], mix: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+    """A mix as `convert` takes it: the spec of every layer, and which layers to convert."""
+    changed = tuple(i for i, c in enumerate(mix) if c)
+    if not changed:
+        return attention_of(host), ()
+    # An attention of the model's own has no spec; as its layer is not converted, what stands there does not matter.
+    filler = specs[mix[changed[0]] - 1]
+    slots = find_slots(host)
+    return join([specs[c - 1] if c else slot.spec or filler for c, slot in zip(mix, slots, strict=True)]), changed
+
+
+@torch.inference_mode()
+def block_costs(
+    slots: Sequence[Slot], specs: Sequence[Spec], image: Tensor, budget: float, progress: Progress
+) -> Tensor:
+    """[layers, 1 + specs]: milliseconds of a block as it is, and with each spec; blocks of one kind are timed once."""
+    inputs = _inputs(slots[0].model, [slot.name for slot in slots], image)
+    kinds = [(slot.grid, str(slot.spec), *(value.shape for value in slot.weights().values())) for slot in slots]
+    timed: dict[Any, list[float]] = {}
+    with progress("timing blocks", len(set(kinds))) as step:
+        for slot, kind, given in zip(slots, kinds, inputs, strict=True):
+            if kind in timed:
+                continue
+            blocks = [slot.block]
+            with _kept(slot):
+                for spec in specs:
+                    slot.put(slot.make(spec))
+                    blocks.append(copy.copy(slot.block))
+                    blocks[-1]._modules = dict(blocks[-1]._modules)  # the next one is put into the same block
+            calls = {str(i): partial(block, *given) for i, block in enumerate(blocks)}
+            raced = race(calls, budget=budget)
+            timed[kind] = [1e3 * raced.median(name) for name in calls]
+            step(1)
+    return torch.tensor([timed[kind] for kind in kinds])
+
+
+def _inputs(host: nn.Module, names: Sequence[str], image: Tensor) -> list[tuple[Any, ...]]:
+    """What enters each of the blocks named, for one image."""
+    found: dict[str, tuple[Any, ...]] = {}
+    hooks = [
+        host.get_submodule(name).register_forward_pre_hook(lambda _, given, name=name: found.update({name: given}))
+        for name in names
+    ]
+    try:
+        host(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [found[name] for name in names]
+
+
+@torch.inference_mode()
+def damages(
+    host: Any, slots: Sequence[Slot], places: Sequence[int], specs: Sequence[Spec], images: Tensor, progress: Progress
+) -> Tensor:
+    """[layers, 1 + specs]: mean KL(dense ‖ with this layer alone changed) of the answers, in nats."""
+    total = torch.zeros(len(slots), 1 + len(specs))
+    with progress("searching: one layer at a time", len(slots) * len(specs) * len(images)) as step:
+        for chunk in images.split(BATCH):
+            # One of our hosts goes on from the layer that was changed; any other model begins anew.
+            states = [*host.walk(*host.embed(chunk))] if is_host(host) else None
+            dense = logits(host, chunk, "the model").log_softmax(-1)
+            for (row, slot), place in zip(enumerate(slots), places, strict=True):
+                with _kept(slot):
+                    for column, spec in enumerate(specs, 1):
+                        slot.put(slot.make(spec))
+                        changed = logits(_rest(host, states, place), chunk, f"{spec} in {slot.name}").log_softmax(-1)
+                        total[row, column] += (dense.exp() * (dense - changed)).sum().cpu()
+                        step(len(chunk))
+    return total / len(images)
+
+
+def _rest(host: Any, states: Sequence[Step] | None, start: int) -> Callable[[Tensor], Tensor]:
+    """The model, run from layer `start` on if the state there is known."""
+    if states is None:
+        return host
+
+    def run(_: Tensor) -> Tensor:
+        x, _context = host.run_layers(states[start].x, states[start].context, start=start)
+        return host.forward_head(host.norm(x))
+
+    return run
+
+
+@contextlib.contextmanager
+def _kept(slot: Slot) -> Iterator[None]:
+    """Whatever is put into the slot inside, what stands there now stands there again afterwards."""
+    parent, _, index = slot.name.rpartition(".")
+    block = slot.block
+    attn = block.attn
+    try:
+        yield
+    finally:
+        block.attn = attn
+        slot.model.get_submodule(parent)[int(index)] = block  # type: ignore[operator]
+
+
+def front(cost: Tensor, harm: Tensor, points: int) -> list[list[int]]:
+    """Mixes from all as it is to all cheapest, each best for some price of a millisecond; at most `points`.
+
+    Where attending less costs more than the block as it is, it has no place among them.
+    """
+    layers = torch.arange(len(cost))
+    scale = float(harm.max().clamp_min(1e-9)) / max(float((cost.amax(1) - cost.amin(1)).max()), 1e-9)
+    prices = [scale * 10.0**exponent for exponent in torch.linspace(-6, 3, 400).tolist()]
+    found = {tuple((harm + price * cost).argmin(dim=1).tolist()) for price in prices}
+    as_it_is = (0,) * len(cost)
+    milliseconds = {mix: float(cost[layers, list(mix)].sum()) for mix in found | {as_it_is}}
+    quicker = [mix for mix in found if milliseconds[mix] < milliseconds[as_it_is]]
+    whole = [as_it_is, *sorted(quicker, key=lambda mix: -milliseconds[mix])]
+    if len(whole) > points:
+        whole = [whole[round(i * (len(whole) - 1) / (points - 1))] for i in range(points)]
+    return [list(mix) for mix in whole]

@@ -1,0 +1,233 @@
+"""What `tune` finds: candidates with their speed and their loss, the goal they were measured by, and the one chosen."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ..convert import convert
+from ..convert.rebuild import host_copy
+from ..errors import UserError
+from ..sizes import Size, size_text
+from .clock import Comparison
+from .judge import Judgement, images_to_tell
+
+#: The columns of the table; `Candidate.cells` fills all but the first.
+COLUMNS = (
+    *("#", "attention", "layers", "size", "ms", "speed-up (quartiles)", "expected loss (95 %)", "same answer (95 %)"),
+    *("core MACs", "note"),
+)
+HOW_TO_READ = (
+    "speed-up: median ratio to the dense model, batch 1, all timed by turns; ms is the dense model's, divided by it.",
+    "expected loss: points of top-1, taking the dense model's probabilities at their word; no labels were used.",
+    "same answer: share of the images answered as by the dense model. core MACs: what is left of the attention core.",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One point of the trade-off: what every layer attends with, and what was found of it.
+
+    `layers` are those changed of `depth`: in a model with attentions of its own, `attention` counts for them alone.
+    """
+
+    attention: str
+    layers: tuple[int, ...]
+    depth: int
+    size: Size
+    core_share: float
+    judged: Judgement
+    timed: Comparison
+    dense_ms: float
+
+    @property
+    def speedup(self) -> float:
+        return self.timed.ratio
+
+    @property
+    def latency_ms(self) -> float:
+        """Milliseconds an image: the dense model's, divided by the speed-up."""
+        return self.dense_ms / self.speedup
+
+    @property
+    def expected_drop(self) -> float:
+        return self.judged.expected_drop
+
+    @property
+    def agreement(self) -> float:
+        return self.judged.agreement
+
+    @property
+    def quicker(self) -> bool:
+        """Whether it can be told from the dense model, and is the quicker one."""
+        return self.timed.enough and self.timed.distinguishable and self.speedup > 1
+
+    def beats(self, other: Candidate) -> bool:
+        """Whether it is better in speed-up or loss, and worse in neither."""
+        return (
+            self.speedup >= other.speedup
+            and self.expected_drop <= other.expected_drop
+            and (self.speedup, self.expected_drop) != (other.speedup, other.expected_drop)
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "attention": self.attention,
+            "layers": list(self.layers),
+            "size": list(self.size),
+            "latency_ms": self.latency_ms,
+            "dense_latency_ms": self.dense_ms,
+            "speedup": self.speedup,
+            "quartiles": list(self.timed.quartiles),
+            "pairs": self.timed.pairs,
+            "quicker": self.quicker,
+            "core_share": self.core_share,
+            **dataclasses.asdict(self.judged),
+        }
+
+    def cells(self, note: str = "") -> tuple[str, ...]:
+        low, high = self.timed.quartiles
+        dense = not self.layers
+        return (
+            self.attention,
+            f"{len(self.layers)} of {self.depth}",
+            size_text(self.size),
+            f"{self.latency_ms:.2f}",
+            "1.00×" if dense else f"{self.speedup:.2f}× ({low:.2f}–{high:.2f})",
+            "–" if dense else self.judged.drop_text(),
+            "–" if dense else self.judged.agreement_text(),
+            f"{100 * self.core_share:.1f} %",
+            note,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Goal:
+    """What is asked for: the points of top-1 that may be lost, or the milliseconds an image may take."""
+
+    max_drop: float | None = None
+    target_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_drop is not None and self.target_ms is not None:
+            raise UserError("give max_drop or target_ms, not both")
+        if self.max_drop is None and self.target_ms is None:
+            object.__setattr__(self, "max_drop", 0.5)
+        if self.max_drop is not None and not 0 <= self.max_drop <= 100:
+            raise UserError(f"max_drop={self.max_drop}: expected the points of top-1 that may be lost, 0 to 100")
+        if self.target_ms is not None and not 0 < self.target_ms < math.inf:
+            raise UserError(f"target_ms={self.target_ms}: expected milliseconds an image may take, more than 0")
+
+    def choose(self, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
+        """The best of the candidates, of which the first is the model as it is, and why."""
+        dense, quicker = candidates[0], [c for c in candidates if c.quicker]
+        if self.target_ms is not None:
+            return self._within_time(dense, quicker, self.target_ms)
+        bound = f"expected to lose at most {self.max_drop:g} points"
+        fitting = [c for c in quicker if c.expected_drop <= (self.max_drop or 0)]
+        if fitting:
+            return max(fitting, key=lambda c: c.speedup), f"the quickest of those {bound}"
+        nothing = f"nothing {bound}" if quicker else "nothing"
+        return dense, f"{nothing} is measurably quicker than the model as it is"
+
+    def _within_time(self, dense: Candidate, quicker: Sequence[Candidate], ms: float) -> tuple[Candidate, str]:
+        if dense.latency_ms <= ms:
+            return dense, f"the model as it is already takes no more than {ms:g} ms"
+        fitting = [c for c in quicker if c.latency_ms <= ms]
+        if fitting:
+            return min(fitting, key=lambda c: (c.expected_drop, -c.speedup)), f"the most faithful within {ms:g} ms"
+        if quicker:
+            return max(quicker, key=lambda c: c.speedup), f"nothing reaches {ms:g} ms: this is the quickest found"
+        return dense, f"nothing reaches {ms:g} ms, or is measurably quicker than the model as it is"
+
+    def warning(self, fresh: Judgement, images: int) -> str:
+        """What the fresh images say against the choice, of `images` in all; nothing if they bear it out."""
+        bound, (low, high) = self.max_drop, fresh.expected_drop_ci
+        if bound is None or high <= bound:
+            return ""
+        if low > bound:
+            return f"fresh images say that it loses more than {bound:g} points: search with more images than {images}"
+        needed = images_to_tell(fresh, bound) * images / fresh.images
+        more = f"about {float(f'{needed:.1g}'):,.0f} images in all would" if needed < 1e6 else "nor would a million"
+        return f"{fresh.images} fresh images cannot tell whether it loses at most {bound:g} points; {more}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuned:
+    """The candidate chosen, and all it was chosen from: the model as it is first, then by rising speed-up.
+
+    `fresh` is the judgement of the chosen one on images that had no part in the search or the choice.
+    """
+
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    goal: Goal
+    reason: str
+    fresh: Judgement
+    images: int
+
+    @property
+    def front(self) -> tuple[Candidate, ...]:
+        """The candidates that none beats in both speed-up and expected loss, and the model as it is."""
+        return tuple(c for c in self.candidates if not c.layers or not any(o.beats(c) for o in self.candidates))
+
+    @property
+    def attention(self) -> str:
+        """What the layers chosen attend with, as `convert` takes it."""
+        return self.chosen.attention
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers to convert; the others stay as they are."""
+        return self.chosen.layers
+
+    def convert(self, model: nn.Module) -> Any:
+        """`model` as it was tuned; a copy, as always."""
+        return convert_candidate(model, self.attention, self.layers)
+
+    def note(self, candidate: Candidate) -> str:
+        if candidate == self.chosen:
+            return "chosen"
+        if not candidate.layers:
+            return "the model as it is"
+        return "" if candidate in self.front else "beaten" if candidate.quicker else "no quicker"
+
+    @property
+    def findings(self) -> list[str]:
+        """What came of it, in a few lines."""
+        chosen, fresh = self.chosen, self.fresh
+        lines = [f"chosen at {size_text(chosen.size)} px: {self.reason}"]
+        if self.layers:
+            lines += [
+                f"on {fresh.images} fresh images, which had no part in the search or the choice: expected loss "
+                f"{fresh.drop_text()}, same answer on {fresh.agreement_text()}"
+            ]
+        warning = self.goal.warning(fresh, self.images) if self.layers else ""
+        return lines + ([f"note: {warning}"] if warning else [])
+
+    def as_dict(self) -> dict[str, Any]:
+        """The choice as JSON; `candidates` are the rows."""
+        found = {**self.chosen.as_dict(), "reason": self.reason, "all_images": self.images}
+        warning = self.goal.warning(self.fresh, self.images) if self.layers else ""
+        return found | {"fresh": dataclasses.asdict(self.fresh) if self.layers else None, "warning": warning or None}
+
+    def __str__(self) -> str:
+        rows = table([self])
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, "", *self.findings, f"  {self.attention}"])
+
+
+def table(found: Sequence[Tuned]) -> list[tuple[str, ...]]:
+    """The heads of the columns, and a row for every candidate, numbered through."""
+    rows = [c.cells(tuned.note(c)) for tuned in found for c in tuned.candidates]
+    return [COLUMNS, *((str(number), *row) for number, row in enumerate(rows, 1))]
+
+
+def convert_candidate(model: nn.Module, attention: str, layers: Sequence[int]) -> Any:
+    """A copy of `model` in which just these layers attend so, whether or not that pays here."""
+    return convert(model, attention, layers=layers, below_breakeven="keep") if layers else host_copy(model)
