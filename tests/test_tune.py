@@ -161,12 +161,12 @@ def test_how_many_images_would_tell() -> None:
     judged = Judgement(100, 0.95, (0.9, 0.98), 0.25, (0.05, 1.25))
     assert judging.images_to_tell(judged, 0.5) == pytest.approx(100 * 4**2)
     assert judging.images_to_tell(judged, 0.25) == float("inf")
-    note = Goal(0.5).warning(judged, images=256)
+    note = Goal(0.5).doubt(judged, images=256)
     assert note == "100 fresh images cannot tell whether it loses at most 0.5 points; about 4,000 images in all would"
-    assert Goal(1.5).warning(judged, 256) == ""
-    assert "loses more than 0.01 points" in Goal(0.01).warning(judged, 256)
-    assert "nor would a million" in Goal(0.25).warning(judged, 256)
-    assert Goal(target_ms=5).warning(judged, 256) == ""
+    assert Goal(1.5).doubt(judged, 256) == ""
+    assert "loses more than 0.01 points" in Goal(0.01).doubt(judged, 256)
+    assert "nor would a million" in Goal(0.25).doubt(judged, 256)
+    assert Goal(target_ms=5).doubt(judged, 256) == ""
 
 
 # Choosing ------------------------------------------------------------------------------------------------------------
@@ -227,6 +227,14 @@ def test_the_front_is_what_none_beats() -> None:
     found = [candidate(1, 0), candidate(1.1, 0.4), candidate(1.2, 0.3), candidate(1.3, 0.9)]
     assert tuned(*found).front == (found[0], found[2], found[3])
     assert [tuned(*found).note(c) for c in found] == ["the model as it is", "beaten", "chosen", ""]
+
+
+def test_what_may_be_quicker_is_said() -> None:
+    dense, noisy, slower = candidate(1, 0), candidate(1.2, 0.1, spread=0.5), candidate(0.8, 0.1)
+    found = tuned(dense, slower, noisy)
+    assert [found.note(c) for c in found.candidates] == ["chosen", "slower", "not surely quicker"]
+    assert found.findings[-1].startswith("note: 1.20× was seen, but not surely: a larger budget")
+    assert len(tuned(dense, slower).findings) == 1
 
 
 # The whole -----------------------------------------------------------------------------------------------------------
@@ -316,10 +324,11 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("photos")
     for i in range(9):
         Image.effect_noise((48, 40), 20 + 20 * i).convert("RGB").save(folder / f"{i}.png")
+    (folder / "9.png").write_bytes(b"no picture")
     return str(folder)
 
 
-WORDS = ["columnar_micro_patch4_32", "--rates", "0.25", "--budget", "0.02", "--images", "9"]
+WORDS = ["columnar_micro_patch4_32", "--rates", "0.25", "--budget", "0.02", "--images", "20"]
 
 
 def test_one_command_for_the_tradeoff(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,6 +339,7 @@ def test_one_command_for_the_tradeoff(photos: str, tmp_path: Path, capsys: pytes
     lines = out.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == ["cap at 32 px", "cap at 48 px"], "the caps come first"
     assert "the weights are random" in out
+    assert out.count("1 of 10 images could not be read") == 1
     found = json.loads(Path(result).read_text())
     assert {tuple(row["size"]) for row in found["rows"]} == {(32, 32), (48, 48)}
     assert {"full", "foveal"} <= {row["attention"] for row in found["rows"]}

@@ -11,6 +11,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import TYPE_CHECKING
 
 from . import output, words
@@ -37,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     words.crop_pct(parser)
     parser.add_argument("--images", metavar="N", type=words.positive, default=256, help="images to use (default: 256)")
     parser.add_argument(
-        "--budget", metavar="S", type=float, default=4.0, help="seconds of timing for each candidate (default: 4)"
+        "--budget", metavar="S", type=float, default=10.0, help="seconds of timing for each candidate (default: 10)"
     )
     parser.add_argument(
         "--report", metavar="F", type=words.target("page"), help="write table and plot as one page, an .html file"
@@ -87,6 +88,9 @@ def run(args: argparse.Namespace) -> None:
     found: list[Tuned] = []
     for model in models:
         images = load_images(source, preprocessing(model, input_size(model), args.crop_pct), args.images)
+        asked = min(args.images, len(source))
+        if len(images) < asked and not found:
+            notes.append(f"{asked - len(images)} of {asked} images could not be read, and were left out")
         found += [
             tune(
                 model,
@@ -117,7 +121,7 @@ def run(args: argparse.Namespace) -> None:
         print(f"report: {args.report}")
     if args.out:
         save(found[0].convert(models[0]), args.out)
-        print(f"saved: {args.out}")
+        print(f"saved: {args.out}, to be measured by: attendless bench {shlex.quote(args.out)}")
     rows = [{**c.as_dict(), "chosen": c == tuned.chosen} for tuned in found for c in tuned.candidates]
     output.write_json(args.json, {"rows": rows, "chosen": [tuned.as_dict() for tuned in found], "notes": notes})
 
@@ -146,8 +150,6 @@ def _print(title: str, found: list[Tuned], notes: list[str]) -> None:
 
 def _command(args: argparse.Namespace, tuned: Tuned) -> str:
     """What to type to get the model chosen; nothing if that is the one there is."""
-    import shlex
-
     from attendless.sizes import size_text
 
     if not tuned.layers:

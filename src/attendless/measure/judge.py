@@ -39,11 +39,11 @@ class Judgement:
 
     def drop_text(self) -> str:
         low, high = self.expected_drop_ci
-        return f"{self.expected_drop:.2f} ({low:.2f} to {high:.2f})"
+        return f"{self.expected_drop:.2f} ({low:.2f}–{high:.2f})"
 
     def agreement_text(self) -> str:
         low, high = self.agreement_ci
-        return f"{100 * self.agreement:.1f} % ({100 * low:.1f} to {100 * high:.1f})"
+        return f"{100 * self.agreement:.1f} % ({100 * low:.0f}–{100 * high:.0f})"
 
 
 #: What is true of the dense model itself, whatever the images.

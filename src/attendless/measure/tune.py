@@ -50,7 +50,7 @@ def tune(
     target_ms: float | None = None,
     probe: int = 64,
     points: int = 8,
-    budget: float = 4.0,
+    budget: float = 10.0,
     progress: search.Progress = _silent,
 ) -> Tuned:
     """Find what each layer of `model` should attend with, judged on unlabelled, preprocessed `images` [n, 3, H, W].

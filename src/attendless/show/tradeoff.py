@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Drawn in this, then exchanged for the page's own ink, which is light on dark ground.
 _INK = "#010203"
+#: Those of the palette that are seen well on light ground and on dark.
+_COLOURS = COLOURS[1:6]
 
 
 def draw(found: Sequence[Tuned], path: str | Path) -> None:
@@ -37,7 +39,7 @@ def figure(found: Sequence[Tuned], ink: str = "black") -> Figure:
     """The upper right is best. Each size has its colour; numbers are the rows of the table, of the front alone."""
     drawn = new_figure(8, 5)
     axes: Any = drawn.subplots()
-    colours = {tuned.chosen.size: COLOURS[i % 6] for i, tuned in enumerate(found)}  # the others vanish on some ground
+    colours = {tuned.chosen.size: _COLOURS[i % len(_COLOURS)] for i, tuned in enumerate(found)}
     for tuned in found:
         colour = colours[tuned.chosen.size]
         front = sorted(tuned.front, key=lambda c: c.speedup)
@@ -46,7 +48,7 @@ def figure(found: Sequence[Tuned], ink: str = "black") -> Figure:
             _point(axes, c, colour, filled=c in front)
         axes.plot(*_places([tuned.chosen]), "D", color=colour, markersize=11, markeredgecolor=ink, zorder=3)
     axes.plot([], [], "D", color="none", markeredgecolor=ink, markersize=9, label="chosen")
-    axes.plot([], [], "o", color="none", markeredgecolor=ink, markersize=5, label="beaten, or no quicker")
+    axes.plot([], [], "o", color="none", markeredgecolor=ink, markersize=5, label="not on the front")
     bound = found[0].goal.max_drop
     if bound is not None:
         axes.axhline(bound, color=ink, linestyle=":", linewidth=1, label=f"{bound:g} points, as asked")
@@ -78,7 +80,7 @@ def _point(axes: Any, c: Candidate, colour: str, filled: bool) -> None:
         markersize=5,
         color=colour,
         markerfacecolor=colour if filled else "none",
-        ecolor=(colour, 0.35),
+        ecolor=(colour, 0.5),
         elinewidth=1,
     )
 
