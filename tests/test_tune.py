@@ -263,6 +263,15 @@ def test_all_race_together_and_are_judged_on_images_held_out(model: torch.nn.Mod
     json.dumps([found.as_dict(), *(c.as_dict() for c in found.candidates)], allow_nan=False)
 
 
+def test_a_model_of_hugging_face(images: torch.Tensor) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
+    config = transformers.ViTConfig(**sizes, image_size=32, patch_size=8, num_labels=3)
+    model = transformers.ViTForImageClassification(config).eval()
+    found = tune(model, images[:, :, :32, :32], max_drop=100, **QUICK)
+    assert {"full", "foveal:keep=0.1"} <= {c.attention for c in found.candidates}
+
+
 def test_candidates_share_the_dense_models_weights(model: torch.nn.Module, images: torch.Tensor) -> None:
     theirs = {value.data_ptr() for value in model.parameters()}
     ours = convert(model, "foveal:keep=0.1", below_breakeven="keep").eval()

@@ -72,12 +72,14 @@ def tune(
         raise UserError("the model has no classifier: tune judges by the answers it gives")
     mixes = search.mixes(host, specs, searched, points, budget, progress)
     candidates = [search.named(host, specs, mix) for mix in mixes]
-    models = [dense, *(_sharing(convert_candidate(model, *candidate).eval(), dense) for candidate in candidates[1:])]
+    # The host stands for the dense model where answers are asked for, as it gives plain logits; the clock runs the
+    # dense model itself.
+    models = [host, *(_sharing(convert_candidate(model, *candidate).eval(), dense) for candidate in candidates[1:])]
     belief, answers = _answers(models, [text for text, _ in candidates], seen, progress)
     cost = jump(belief, [losses(belief, given) for given in answers])
-    raced = _race(models, seen[:1], budget, progress)
+    raced = _race([dense, *models[1:]], seen[:1], budget, progress)
     size = (images.shape[-2], images.shape[-1])
-    cores = [count(one, size).core for one in (host, *models[1:])]
+    cores = [count(one, size).core for one in models]
     found = [
         Candidate(
             text,
@@ -96,7 +98,7 @@ def tune(
     judged = ITSELF
     if chosen.layers:
         winner = models[candidates.index((chosen.attention, chosen.layers))]
-        belief, (_, given) = _answers([dense, winner], ["the model", chosen.attention], fresh, progress)
+        belief, (_, given) = _answers([host, winner], ["the model", chosen.attention], fresh, progress)
         judged = judge(belief, given, cost)
     return Tuned(chosen, tuple(found), goal, reason, judged, len(images))
 
@@ -116,7 +118,7 @@ def _sharing(model: nn.Module, dense: nn.Module) -> nn.Module:
 def _answers(
     models: Sequence[nn.Module], names: Sequence[str], images: Tensor, progress: search.Progress
 ) -> tuple[Tensor, list[Tensor]]:
-    """The logits of the first model, the dense one, and the answers of all."""
+    """The logits of the first model, which stands for the dense one, and the answers of all."""
     with progress(f"judging {len(models) - 1} on {len(images)} images", len(models) * len(images)) as step:
         belief = logits(models[0], images, "the model", step).cpu()
         others = [
