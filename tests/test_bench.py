@@ -316,7 +316,7 @@ def test_rows_come_as_they_are_done_and_the_cap_before(monkeypatch: pytest.Monke
     monkeypatch.setattr(timing, "race", lambda *a, **k: (done.append("race"), real(*a, **k))[1])
     how = Conditions(**QUICK, parts=False, throughput=False, announce=lambda size, macs: done.append(f"cap {size[0]}"))
     for row in bench_rows("vit_tiny_patch16_224", ["full", "xca"], [32, 48], how):
-        done.append(f"{row.attention} {row.size[0]}")
+        done.append(f"{row.asked} {row.size[0]}")
     assert done == ["cap 32", "race", "full 32", "xca 32", "cap 48", "race", "full 48", "xca 48"]
 
 
