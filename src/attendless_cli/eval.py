@@ -1,16 +1,20 @@
 """Measure accuracy on a folder of images: top-1 and top-5 with their uncertainty, and agreement with the dense model.
 Several attentions are measured in one pass; the dense model's answers are shared, so differences are paired, image by
-image. Folders are named by class, by class index, or as ImageNet names them; without labels only agreement is measured.
+image. Every attention is measured as asked, a saved file as it is, also where attending less does not pay.
+
+Folders are matched to the model's classes by the names stored in its file, by ImageNet's (n01440764), by class index,
+or, if the model knows no names, in sorted order; some of the classes are enough. With --no-labels any folder will do.
 
 examples:
   attendless eval deit_tiny_patch16_224 --weights deit.safetensors --data imagenet/val --attention foveal:keep=0.1
-  attendless eval fast.safetensors --data photos/ --size 384 --crop-pct 1.0
+  attendless eval fast.safetensors --data photos/ --no-labels --size 384 --crop-pct 1.0
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from . import output, words
 
@@ -21,20 +25,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     words.predictor(parser)
     words.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
+    parser.add_argument("--no-labels", action="store_true", help="measure agreement alone, whatever the folders are")
     words.crop_pct(parser)
-    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
     parser.add_argument("--batch", metavar="B", type=words.positive, default=32, help="images at a time (default: 32)")
-    parser.add_argument("--limit", metavar="N", type=words.positive, help="use N images spread over the folder")
-    parser.add_argument("--workers", metavar="W", type=int, default=1, help="processes that decode images (default: 1)")
+    parser.add_argument("--limit", metavar="N", type=words.positive, help="use N images spread evenly over the folder")
+    parser.add_argument(
+        "--workers", metavar="W", type=_workers, default=1, help="processes that decode images (default: 1)"
+    )
     words.threads(parser)
     words.json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     import torch
-    from torch import nn
 
-    from attendless.convert import convert, open_model
+    from attendless.convert import open_model
+    from attendless.data.labels import NO_LABELS, match_labels
     from attendless.data.opening import open_data
     from attendless.measure.accuracy import evaluate, preprocessing
     from attendless.measure.macs import count
@@ -42,39 +48,32 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    source = open_data(args.data, "val")
+    source = open_data(args.data, "val", labels=not args.no_labels)
     model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
-    own = getattr(model, "attention", "full")
-    dense = model if own == "full" else convert(model, "full")
-    ready = {"full": dense, own: model}
-
-    def made(text: str) -> nn.Module:
-        return convert(dense, text, below_breakeven=args.below_breakeven, predictor=args.predictor)
-
-    models = {text: ready[text] if text in ready else made(text) for text in args.attention or [own]}
-    size = args.size or input_size(dense)
+    labels = NO_LABELS if args.no_labels else match_labels(source.classes, model)
+    dense, models = contestants(model, args.attention, args.predictor)
+    size = args.size or input_size(model)
     skipped: list[str] = []
     with output.progress("images", min(args.limit or len(source), len(source))) as step:
         found = evaluate(
             dense,
             models,
             source,
-            preprocessing(dense, size, args.crop_pct),
+            preprocessing(model, size, args.crop_pct),
+            labels=labels,
             limit=args.limit,
             batch=args.batch,
             workers=args.workers,
             progress=step,
             on_skip=skipped.append,
         )
+    about = {"model": args.model, "weights": _weights(args), "size": list(size), "labels": labels.how}
     rows = [
-        {"model": args.model, "attention": text, "size": list(size), "macs": count(models[text], size).as_dict()}
-        | vars(accuracy)
-        for text, accuracy in found.items()
+        about | {"attention": name, "macs": count(models[name], size).as_dict(), "of": len(source)} | vars(accuracy)
+        for name, accuracy in found.items()
     ]
     columns = ("attention", "top-1", "95 %", "top-5", "vs dense", "95 %", "agreement", "core MACs", "images/s")
-    images = rows[0]["images"]
-    title = f"{args.model} · {size[0]}x{size[1]} px · {images} images of {args.data}"
-    output.print_table(title, columns, [_cells(row) for row in rows], note=NOTE)
+    output.print_table(_title(args.data, rows[0]), columns, [_cells(row) for row in rows], note=_note(rows[0]))
     for reason in skipped[:5]:
         print(f"skipped: {reason}", file=sys.stderr)
     if skipped:
@@ -83,13 +82,64 @@ def run(args: argparse.Namespace) -> int:
     return 1 if skipped else 0
 
 
-NOTE = (
-    "vs dense: points of top-1 against the dense model on the same images. agreement: share of images with the dense "
-    "model's answer.\nimages/s counts the model alone; compare speeds with `attendless bench`, which takes turns."
-)
+def contestants(model: Any, attentions: list[str], predictor: str | None) -> tuple[Any, dict[str, Any]]:
+    """The dense model, and what was asked for, in the words it was asked for; what amounts to the same is one."""
+    from attendless.convert import convert
+    from attendless.measure.subject import attention_of, converted, original
+
+    own = attention_of(model)
+    dense = original(model) if converted(model) and own != "full" else model
+    ready = {attention_of(dense): dense, own: model}
+    asked: dict[str, tuple[str, Any]] = {}
+    for text in attentions or [own]:
+        made = ready[text] if text in ready else convert(dense, text, below_breakeven="keep", predictor=predictor)
+        asked.setdefault(attention_of(made), (text, made))
+    return dense, dict(asked.values())
 
 
-def _cells(row: dict) -> tuple[str, ...]:
+def _weights(args: argparse.Namespace) -> str:
+    """Where the weights come from."""
+    from attendless.convert.source import random_weights
+
+    if random_weights(args.model, weights=args.weights, pretrained=args.pretrained):
+        return "random"
+    return args.weights or ("pretrained" if args.pretrained else args.model)
+
+
+def _workers(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 0")
+    return int(text)
+
+
+def _title(data: str, row: dict[str, Any]) -> str:
+    model = f"{row['model']} with random weights" if row["weights"] == "random" else row["model"]
+    tried = row["images"] + row["skipped"]
+    some = "" if tried == row["of"] else f" (of {row['of']}, evenly spread)"
+    return f"{model} · {row['size'][0]}x{row['size'][1]} px · {row['images']} images{some} of {data}"
+
+
+#: How folders became classes, in words.
+LABELS = {
+    "by name": "Folders were matched to the model's classes by name.",
+    "ImageNet": "Folders were matched to the model's classes by ImageNet's names.",
+    "by index": "Folders were matched to the model's classes by their index.",
+    "in sorted order": "The model knows no names of its classes: folders were matched to them in sorted order.",
+    "none": "Without labels only agreement is measured.",
+}
+
+
+def _note(row: dict[str, Any]) -> str:
+    random = "The weights are random: these numbers say nothing of a trained model. Give --weights F.\n"
+    return (
+        f"{random if row['weights'] == 'random' else ''}{LABELS[row['labels']]}\n"
+        "vs dense: points of top-1 against the dense model on the same images. agreement: share of images with the "
+        "dense model's answer.\n"
+        "images/s counts the model alone; compare speeds with `attendless bench`, which takes turns."
+    )
+
+
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     def interval(pair: tuple[float, float] | None, form: str) -> str:
         return "–" if pair is None else f"{pair[0]:{form}} to {pair[1]:{form}}"
 
@@ -97,7 +147,7 @@ def _cells(row: dict) -> tuple[str, ...]:
         return "–" if value is None else f"{value:{form}}"
 
     return (
-        row["attention"],
+        row["attention"] + (" (random weights)" if row["weights"] == "random" else ""),
         number(row["top1"], ".2f"),
         interval(row["top1_ci"], ".1f"),
         number(row["top5"], ".2f"),

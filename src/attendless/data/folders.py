@@ -10,6 +10,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..errors import UserError
+from .labels import is_index
 from .source import Split, load_image
 
 SUFFIXES = frozenset({".jpg", ".jpeg", ".jfif", ".png", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm", ".gif"})
@@ -43,10 +44,14 @@ class Files:
         return dataclasses.replace(self, files=files, labels=labels)
 
 
-def open_folder(root: Path, split: Split) -> Files:
+def open_folder(root: Path, split: Split, *, labels: bool = True) -> Files:
+    """The pictures of one split. Without `labels`, every picture below its folder, however they are sorted into
+    folders."""
     folders = {name.lower(): root / name for name in _directories(root)}
     found = {s: next((folders[n] for n in names if n in folders), None) for s, names in _FOLDERS.items()}
     train, chosen = found["train"], found[split]
+    if not labels:
+        return _read_unlabelled(chosen or root, chosen or root)
     if train is None or chosen is None:
         if train is not None or (found["val"] is not None and split == "train"):
             missing, instead = (split, "train") if train is not None else ("train", "val")
@@ -62,11 +67,8 @@ def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
     """One folder per class. `classes`, if given, fixes the labels (validation follows training)."""
     names = sorted(_directories(root))
     if not names or "images" in names:
-        unlabelled = _images(root / "images" if "images" in names else root, root)
-        if not unlabelled:
-            raise UserError(f"no images in {str(root)!r}. {expected(root)}")
-        return Files(str(root), unlabelled, (0,) * len(unlabelled))
-    by_number = all(name.isdecimal() and name.isascii() for name in names)
+        return _read_unlabelled(root, root / "images" if "images" in names else root)
+    by_number = all(map(is_index, names))
     if classes is None:
         classes = [str(i) for i in range(max(map(int, names)) + 1)] if by_number else names
     label = {name: i for i, name in enumerate(classes)}
@@ -83,6 +85,13 @@ def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
         files += here
         labels += [label[known[name]]] * len(here)
     return Files(str(root), tuple(files), tuple(labels), tuple(classes))
+
+
+def _read_unlabelled(root: Path, folder: Path) -> Files:
+    files = _images(folder, root)
+    if not files:
+        raise UserError(f"no images in {str(root)!r}. {expected(root)}")
+    return Files(str(root), files, (0,) * len(files))
 
 
 def _read_annotations(root: Path, classes: Sequence[str]) -> Files:

@@ -22,8 +22,11 @@ from .folders import Files, expected, open_folder
 from .source import Source, Split
 
 
-def open_data(where: str | Path, split: Split = "val") -> Source:
-    """The images that `where` names. A folder without splits serves whole, whichever split is asked for."""
+def open_data(where: str | Path, split: Split = "val", *, labels: bool = True) -> Source:
+    """The images that `where` names. A folder without splits serves whole, whichever split is asked for.
+
+    Without `labels` any folder with pictures somewhere below it will do.
+    """
     text = str(where)
     root = Path(text).expanduser()
     if not root.exists():
@@ -32,7 +35,7 @@ def open_data(where: str | Path, split: Split = "val") -> Source:
         raise UserError(f"--data {text!r} is a file: expected a folder of images. {expected(root.parent)}")
     if is_cifar(root):
         return Cifar.open(root, split)
-    return open_folder(root, split)
+    return open_folder(root, split, labels=labels)
 
 
 def open_splits(where: str | Path, hold_out: int = 10) -> tuple[Source, Source, str]:

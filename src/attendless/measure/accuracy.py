@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from timm.data import ImageNetInfo, create_transform, resolve_model_data_config
+from timm.data import create_transform, resolve_model_data_config
 from torch import Tensor, nn
 
+from ..data.labels import Labels, match_labels
 from ..data.source import IGNORE, BadImage, Source
 from ..errors import UserError
 
@@ -63,6 +64,7 @@ def evaluate(
     source: Source,
     transform: Callable[[Any], Tensor],
     *,
+    labels: Labels | None = None,
     limit: int | None = None,
     batch: int = 32,
     workers: int = 1,
@@ -71,62 +73,41 @@ def evaluate(
 ) -> dict[str, Accuracy]:
     """Run the dense model and every contestant over the images; unreadable ones are skipped, counted and told.
 
-    A contestant that is the dense model itself is not run twice. `limit` takes that many images, spread over the set.
+    A contestant that is the dense model itself is not run twice. `labels` says which class of the model each class of
+    the set is (default: as `match_labels` finds). `limit` takes that many images, spread evenly over the set. An answer
+    that is not a number ends it: NaN would agree with NaN.
     """
-    labels = label_map(source, _classes(dense))
+    classes = (match_labels(source.classes, dense) if labels is None else labels).classes
     truth: list[int] = []
     tallies = {name: _Tally() for name in contestants}
     reference, skipped = _Tally(), 0
     device = next(dense.parameters()).device
-    for images, given, reasons in _batches(_Pictures(source, transform, limit), batch, workers):
+    for images, given, names, reasons in _batches(_Pictures(source, transform, limit), batch, workers):
         skipped += len(reasons)
         for reason in reasons:
             on_skip(reason)
         if len(given):
-            wanted = [labels[label] if labels else IGNORE for label in given]
+            wanted = [classes[label] if classes else IGNORE for label in given]
             truth += wanted
             images = images.to(device)
-            _answer(dense, images, wanted, reference)
+            _answer("the dense model", dense, images, wanted, names, reference)
             for name, model in contestants.items():
                 if model is not dense:
-                    _answer(model, images, wanted, tallies[name])
+                    _answer(name, model, images, wanted, names, tallies[name])
         progress(len(given) + len(reasons))
     if not truth:
         raise UserError(f"none of the {len(source)} images could be read")
     found = {n: reference if contestants[n] is dense else tally for n, tally in tallies.items()}
-    return {name: _summary(tally, reference, skipped, bool(labels)) for name, tally in found.items()}
+    return {name: _summary(tally, reference, skipped, bool(classes)) for name, tally in found.items()}
 
 
 def load_images(source: Source, transform: Callable[[Any], Tensor], limit: int) -> Tensor:
     """Up to `limit` preprocessed images spread over the set [n, 3, H, W]; unreadable ones are left out."""
     pictures = _Pictures(source, transform, limit)
-    images = [image for image, _, _ in map(pictures.__getitem__, range(len(pictures))) if image is not None]
+    images = [image for image, *_ in map(pictures.__getitem__, range(len(pictures))) if image is not None]
     if not images:
         raise UserError(f"none of the {len(pictures)} images could be read")
     return torch.stack(images)
-
-
-def label_map(source: Source, classes: int) -> list[int]:
-    """Folder label → the model's class; empty where the images are unlabelled.
-
-    ImageNet's folder names (n01440764…) are looked up, so that a subset such as Imagenette can be scored too;
-    otherwise there must be as many classes as the model has.
-    """
-    names = list(source.classes)
-    if not names:
-        return []
-    if classes == 1000 and all(name[:1] == "n" and name[1:].isdigit() and len(name) == 9 for name in names):
-        index = {name: i for i, name in enumerate(ImageNetInfo().label_names())}
-        missing = [name for name in names if name not in index]
-        if missing:
-            raise UserError(f"folders {', '.join(missing[:3])} are not classes of ImageNet-1k")
-        return [index[name] for name in names]
-    if len(names) != classes:
-        raise UserError(
-            f"the images have {len(names)} classes and the model {classes}: expected as many folders, folders named by "
-            "class index, or ImageNet's folder names"
-        )
-    return list(range(classes))
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
@@ -147,42 +128,61 @@ def paired_difference(ours: Sequence[bool], theirs: Sequence[bool]) -> tuple[flo
     return difference, (difference - half, difference + half)
 
 
-class _Pictures(torch.utils.data.Dataset):
-    """Each image as (tensor, label, ""), or (None, label, why not)."""
+def spread(count: int, limit: int | None) -> list[int]:
+    """Which of `count` images are taken where `limit` asks for fewer: as evenly spread as can be."""
+    taken = min(limit or count, count)
+    return [i * count // taken for i in range(taken)]
 
+
+#: An image, or None; its label; its name; and why it could not be read, or nothing.
+_Item = tuple[Tensor | None, int, str, str]
+
+
+class _Pictures(torch.utils.data.Dataset):
     def __init__(self, source: Source, transform: Callable[[Any], Tensor], limit: int | None) -> None:
-        count = min(limit or len(source), len(source))
-        self.indices = [i * len(source) // count for i in range(count)]
+        self.indices = spread(len(source), limit)
         self.source, self.transform = source, transform
 
     def __len__(self) -> int:
         return len(self.indices)
 
-    def __getitem__(self, index: int) -> tuple[Tensor | None, int, str]:
+    def __getitem__(self, index: int) -> _Item:
+        name = self.source.name(self.indices[index])
         try:
             picture, label = self.source[self.indices[index]]
-            return self.transform(picture), label, ""
+            return self.transform(picture), label, name, ""
         except BadImage as error:
-            return None, IGNORE, str(error)
+            return None, IGNORE, name, str(error)
 
 
-def _collate(items: list[tuple[Tensor | None, int, str]]) -> tuple[Tensor, list[int], list[str]]:
-    sound = [(image, label) for image, label, _ in items if image is not None]
-    images = torch.stack([image for image, _ in sound]) if sound else torch.empty(0)
-    return images, [label for _, label in sound], [reason for _, _, reason in items if reason]
+_Batch = tuple[Tensor, list[int], list[str], list[str]]
 
 
-def _batches(pictures: _Pictures, batch: int, workers: int) -> Iterator[tuple[Tensor, list[int], list[str]]]:
+def _collate(items: list[_Item]) -> _Batch:
+    sound = [(image, label, name) for image, label, name, _ in items if image is not None]
+    images = torch.stack([image for image, _, _ in sound]) if sound else torch.empty(0)
+    reasons = [reason for *_, reason in items if reason]
+    return images, [label for _, label, _ in sound], [name for *_, name in sound], reasons
+
+
+def _batches(pictures: _Pictures, batch: int, workers: int) -> Iterator[_Batch]:
     workers = 0 if len(pictures) <= batch else workers
     yield from torch.utils.data.DataLoader(pictures, batch_size=batch, num_workers=workers, collate_fn=_collate)
 
 
-def _answer(model: nn.Module, images: Tensor, wanted: Sequence[int], tally: _Tally) -> None:
+def _answer(
+    who: str, model: nn.Module, images: Tensor, wanted: Sequence[int], names: Sequence[str], tally: _Tally
+) -> None:
     start = time.perf_counter()
     with torch.inference_mode():
         logits = model(images).float()
         best = logits.topk(min(5, logits.shape[1]), dim=1).indices.tolist()
     tally.seconds += time.perf_counter() - start
+    sound = logits.isfinite().all(1).tolist()
+    if not all(sound):
+        raise UserError(
+            f"{who} answers image {names[sound.index(False)]!r} with NaN or infinity, so there is nothing to measure"
+        )
     for ranking, label in zip(best, wanted, strict=True):
         tally.answers.append(ranking[0])
         tally.right.append(ranking[0] == label)
@@ -205,7 +205,3 @@ def _summary(tally: _Tally, dense: _Tally, skipped: int, labelled: bool) -> Accu
         difference_ci=(100 * interval[0], 100 * interval[1]) if labelled else None,
         throughput=n / tally.seconds,
     )
-
-
-def _classes(model: nn.Module) -> int:
-    return int(getattr(model, "num_classes", 0))
