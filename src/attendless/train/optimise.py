@@ -52,7 +52,8 @@ class Schedule:
         self.optimizer = optimizer
         self.cosine = self.plateau = None
         for group in optimizer.param_groups:
-            group["lr"] = recipe.rate() * group.get("lr_scale", 1.0)
+            # timm's cosine multiplies by the group's own factor; what it is given must not hold it already.
+            group["lr"] = recipe.rate() * (1.0 if recipe.schedule == "cosine" else group.get("lr_scale", 1.0))
         if recipe.schedule == "cosine":
             steps = recipe.epochs * per_epoch
             self.cosine = CosineLRScheduler(
