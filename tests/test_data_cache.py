@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from attendless.data import open_data
 from attendless.data.cache import Cached, cached
 from attendless.data.source import BadImage
 from attendless.errors import UserError
 from attendless.train import Run, train
-from train_toys import same_bits, tensors_of, toy_folder, toy_vit
+from train_toys import full_disk, same_bits, tensors_of, toy_folder, toy_vit
 
 
 def test_the_same_pictures(tmp_path: Path) -> None:
@@ -56,6 +57,19 @@ def test_a_damaged_cache_is_refused(tmp_path: Path) -> None:
     next(tmp_path.glob("*.json")).write_text("{}")
     with pytest.raises(UserError, match="damaged"):
         cached(source, tmp_path)
+
+
+@pytest.mark.parametrize("most", [100, 300])
+def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, most: int) -> None:
+    """The pixels (180 bytes) find no room, or only their index; once there is some, the cache is made."""
+    (tmp_path / "data").mkdir()
+    for i in range(60):
+        Image.new("RGB", (1, 1)).save(tmp_path / "data" / f"{i}.png")
+    source, cache = open_data(tmp_path / "data"), tmp_path / "cache"
+    with full_disk(most), pytest.raises(OSError, match="File too large"):
+        cached(source, cache)
+    assert list(cache.iterdir()) == []
+    assert len(cached(source, cache)) == 60
 
 
 def test_training_from_a_cache_changes_no_bit(tmp_path: Path) -> None:

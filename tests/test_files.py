@@ -14,7 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from attendless import UserError, storage
-from attendless.convert import convert_with_report, files, load, save
+from attendless.convert import convert, convert_with_report, files, load, save
+from attendless.convert.files import read_header
+from attendless.sizes import image_config
 from attendless.storage import atomic, digest
 
 
@@ -65,6 +67,16 @@ def test_the_header_says_it_all(saved) -> None:
     assert header["preparation"]["mean"] == [0.5, 0.5, 0.5]
     assert header["plugins"] == {}
     assert set(header["versions"]) == {"attendless", "timm", "torch"}
+
+
+def test_what_it_says_of_its_classes_is_true_of_its_classifier(tmp_path: Path) -> None:
+    model = convert(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), "full")
+    model.pretrained_cfg = {**image_config(model), "label_names": tuple(map(str, range(1000)))}
+    model.reset_classifier(3)
+    save(model, tmp_path / "m.safetensors")
+    said = read_header(tmp_path / "m.safetensors")["preparation"]
+    assert said["num_classes"] == 3
+    assert "label_names" not in said
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from attendless.convert import load
+from attendless.convert.files import read_header
+from attendless.train.recipe import recipe
 from attendless_cli.main import main
 from train_toys import toy_folder
 
@@ -40,7 +44,75 @@ def test_train_then_distill(folder: Path, tmp_path: Path, capsys) -> None:
     phases = ["--phase", "new:epochs=1", "--phase", "all:epochs=1,tokens=2"]
     assert main(["distill", trained, "--attention", "linformer", "--out", str(tmp_path / "b"), *words, *phases]) == 0
     assert load(tmp_path / "b" / "last.safetensors").attention.startswith("linformer")
-    assert "best.safetensors" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    for name in ("a", "b"):
+        file = tmp_path / name / "best.safetensors"
+        assert f"next: attendless eval {file} --data {folder}\nnext: attendless bench {file}\n" in printed
+
+
+def test_a_file_knows_its_classes_and_how_it_was_judged(folder: Path, tmp_path: Path, capsys) -> None:
+    """What `train` says of its best model, `eval` says too, from the file alone."""
+    words = ["--data", str(folder), "--batch", "20", "--workers", "0", "--json", str(tmp_path / "j")]
+    fields = ["--epochs", "2", "--size", "32", "--crop-pct", "0.5", "--interpolation", "bilinear", "--seed", "3"]
+    model = "test_vit"  # timm says: 1000 classes, 160 pixels, crop 0.95
+    assert main(["train", model, "--out", str(tmp_path / "a"), *words, *fields]) == 0
+    best = tmp_path / "a" / "best.safetensors"
+    said = read_header(best)["preparation"]
+    assert said["label_names"] == ["class0", "class1", "class2"]
+    assert (said["num_classes"], said["crop_pct"], said["input_size"]) == (3, 0.5, [3, 32, 32])
+    assert (said["interpolation"], said["crop_mode"]) == ("bilinear", "center")
+    expected = json.loads((tmp_path / "j").read_text())["rows"][0]["best"]
+    evaluate = ["eval", str(best), "--workers", "0", "--json", str(tmp_path / "j")]
+    assert main([*evaluate, "--data", str(folder)]) == 0
+    row = json.loads((tmp_path / "j").read_text())["rows"][0]
+    assert (row["top1"], row["labels"]) == (pytest.approx(expected), "by name")
+    # A student keeps its teacher's names, also where the pictures' labels are others.
+    others = tmp_path / "others"
+    for split in ("train", "val"):
+        for i in range(3):
+            shutil.copytree(folder / split / f"class{i}", others / split / f"kind{i}")
+    words[1] = str(others)
+    capsys.readouterr()
+    out = str(tmp_path / "b")
+    assert main(["distill", str(best), "--attention", "full", "--out", out, *words, "--phase", "all:epochs=1"]) == 0
+    captured = capsys.readouterr()
+    assert "the labels are not the teacher's classes: they are left out" in captured.err
+    assert f"--data {others} --no-labels\n" in captured.out
+    row = json.loads((tmp_path / "j").read_text())["rows"][0]
+    assert "top1" not in row
+    assert "agreement" in row
+    assert read_header(tmp_path / "b" / "best.safetensors")["preparation"]["label_names"] == said["label_names"]
+
+
+def test_what_comes_with_weights_is_fine_tuned(folder: Path, tmp_path: Path, capsys) -> None:
+    words = ["--data", str(folder), "--batch", "20", "--epochs", "1", "--workers", "0"]
+    assert main(["train", "columnar_micro_patch4_32", "--out", str(tmp_path / "a"), *words]) == 0
+    assert "recipe quick, to start from scratch: 1 epochs, lr 0.001" in capsys.readouterr().err
+    saved = str(tmp_path / "a" / "last.safetensors")
+    assert main(["train", saved, "--out", str(tmp_path / "b"), *words]) == 0
+    assert "recipe finetune, the model comes with weights" in capsys.readouterr().err
+    chosen = json.loads((tmp_path / "b" / "recipe.json").read_text())["what"]["phases"][0]["recipe"]
+    made = recipe("finetune")
+    assert (chosen["lr"], chosen["layer_decay"]) == (made.lr, made.layer_decay)
+    weights = tmp_path / "w.safetensors"
+    save_file(load(saved).state_dict(), weights)
+    model = ["train", "columnar_micro_patch4_32", "--weights", str(weights)]
+    assert main([*model, "--recipe", "quick", "--out", str(tmp_path / "c"), *words]) == 0
+    assert "recipe" not in capsys.readouterr().err
+    chosen = json.loads((tmp_path / "c" / "recipe.json").read_text())["what"]["phases"][0]["recipe"]
+    assert chosen["lr"] == 1e-3
+
+
+def test_what_will_be_slower_is_said_at_the_start(folder: Path, tmp_path: Path, capsys) -> None:
+    words = ["train", "columnar_micro_patch4_32", "--data", str(folder), "--batch", "20", "--epochs", "1"]
+    words += ["--workers", "0"]
+    assert main([*words, "--attention", "full", "--out", str(tmp_path / "a")]) == 0
+    assert "warning" not in capsys.readouterr().err
+    assert main([*words, "--attention", "full/foveal:keep=1/linformer:keys=2", "--out", str(tmp_path / "b")]) == 0
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1
+    assert "at 32 px 1 of the 2 layers that attend less will not be faster than full attention" in said
+    assert said.index("warning") < said.index("train epoch 1")
 
 
 @pytest.mark.parametrize(

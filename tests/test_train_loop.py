@@ -19,7 +19,7 @@ from attendless.data.opening import open_splits
 from attendless.errors import UserError
 from attendless.train import Recipe, Run, train
 from attendless.train.augment import eval_transform, train_transform
-from attendless.train.log import read_rows
+from attendless.train.log import Log, Pace, duration, read_rows
 from attendless.train.loop import Diverged
 from attendless.train.optimise import Schedule, choose_trained, make_optimizer
 from attendless.train.process import Stop, only_run
@@ -203,6 +203,24 @@ def test_mistakes_are_answered(folder: Path, tmp_path: Path) -> None:
         train(toy_vit(), tmp_path / "flat", out=tmp_path / "new", run=RUN)
 
 
+def test_an_answer_that_is_no_number_is_an_error(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    """The loss may stay sound while the pictures that judge the model break it: NaN is never the best top-1."""
+    sound = VisionTransformer.forward_head
+
+    def breaks_on_one(self, x, **more):
+        logits = sound(self, x, **more)
+        return logits if self.training else logits.index_fill(0, torch.tensor([2]), math.nan)
+
+    monkeypatch.setattr(VisionTransformer, "forward_head", breaks_on_one)
+    (folder / "val" / "class0" / "1.png").rename(folder / "val" / "class0" / "1.gone")
+    try:
+        with pytest.raises(UserError, match=r"answers 2 of 20 pictures with NaN or infinity, the first 'class0/3.png'"):
+            train(toy_vit(), folder, out=tmp_path, run=RUN, epochs=1, batch=16, size=(16,))
+    finally:
+        (folder / "val" / "class0" / "1.gone").rename(folder / "val" / "class0" / "1.png")
+    assert not (tmp_path / "best.safetensors").exists()
+
+
 # Parts ---------------------------------------------------------------------------------------------------------------
 
 
@@ -230,10 +248,33 @@ def test_plateau_divides_by_ten() -> None:
     assert rates(Recipe(schedule="constant", lr=0.5), 3, 1) == [0.5] * 3
 
 
-def test_layer_decay() -> None:
-    recipe = Recipe(layer_decay=0.5, lr=1.0, schedule="constant")
+def test_how_long_it_takes_is_said_now_and_then() -> None:
+    pace = Pace(total=110, before=10, began=0.0)
+    moments = {done: pace.left(done, 2.0 * (done - 10)) for done in range(10, 111)}  # two seconds a step
+    assert [done for done, left in moments.items() if left is not None] == [12, 27, 42, 57, 72, 87, 102]
+    assert moments[12] == 2 * 98
+    quick = Pace(total=100, before=0, began=0.0)
+    assert not any(quick.left(done, 0.1 * done) for done in range(101))
+    assert [duration(s) for s in (12.3, 89, 100, 5000, 9000)] == ["12 s", "89 s", "2 min", "83 min", "2.5 h"]
+
+
+def test_piped_it_says_how_far_it_is(tmp_path: Path, capsys) -> None:
+    log = Log(tmp_path)
+    with log.progress("train", total=1000, done=0):
+        log.pace.began -= 20  # as if it had begun then
+        log.advance(10, 1.25, 1e-3, 64.0)
+        log.advance(11, 1.25, 1e-3, 64.0)
+    said = capsys.readouterr().err
+    assert said.startswith("step 10/1000, loss 1.250, about 33 min left")
+    assert said.count("left") == 1
+
+
+@pytest.mark.parametrize("schedule", ["constant", "plateau", "cosine"])
+def test_layer_decay(schedule: str) -> None:
+    """Once, whoever sets the rate: timm's cosine applies a layer's factor too."""
+    recipe = Recipe(layer_decay=0.5, lr=1.0, schedule=schedule)
     optimizer = make_optimizer(toy_vit(), recipe)
-    Schedule(optimizer, recipe, 1)
+    Schedule(optimizer, recipe, 1).before(0)
     assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx([0.125, 0.25, 0.5, 1.0])
 
 

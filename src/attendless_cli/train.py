@@ -3,13 +3,14 @@ on the same folder continues where it stopped, bit for bit. Under torchrun it ru
 
 examples:
   attendless train columnar_micro_patch4_32 --data scenes --recipe scenes --out runs/scenes
-  attendless train deit_tiny_patch16_224 --attention foveal:keep=0.25 --data imagenette --recipe quick --size 160 --out runs/foveal
+  attendless train deit_tiny_patch16_224 --weights deit.safetensors --attention foveal:keep=0.25 --data photos --size 384 --out runs/foveal
   torchrun --nproc_per_node 8 -m attendless train deit_small_patch16_224 --data imagenet --recipe deit --out runs/deit
 """  # noqa: E501 (commands are to be copied whole)
 
 from __future__ import annotations
 
 import argparse
+import shlex
 from typing import Any
 
 from . import fields, output, words
@@ -21,7 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     common(parser)
     words.attention(parser, many=False)
     recipes = "; ".join(f"{name}: {summary(name)}" for name in RECIPES)
-    parser.add_argument("--recipe", metavar="R", default="quick", help=f"{recipes} (default: quick)")
+    chosen = "finetune for a model that comes with weights, quick otherwise"
+    parser.add_argument("--recipe", metavar="R", help=f"{recipes} (default: {chosen})")
     fields.add(parser, "the recipe's fields", Recipe)
 
 
@@ -76,4 +78,20 @@ def report(args: argparse.Namespace, result: Any) -> int:
     if not result.finished:
         return 130
     print(f"best {result.best:.4g} · {result.out}/best.safetensors" if result.best is not None else str(result.out))
+    for command in following(args.model, args.data, result):
+        print(f"next: {command}")
     return 0
+
+
+def following(model: str, data: str, result: Any) -> list[str]:
+    """The commands that use what a run has left."""
+    from attendless.convert.files import read_header
+    from attendless.errors import UserError
+
+    file = str(result.out / ("best.safetensors" if result.best is not None else "last.safetensors"))
+    plain = [] if "top1" in result.metrics else ["--no-labels"]  # the pictures' labels were not the model's
+    try:
+        read_header(file)
+    except UserError:  # bare weights, of a model that no file can describe
+        return [shlex.join(["attendless", "eval", model, "--weights", file, "--data", data, *plain])]
+    return [shlex.join(["attendless", "eval", file, "--data", data, *plain]), shlex.join(["attendless", "bench", file])]

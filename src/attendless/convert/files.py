@@ -48,13 +48,12 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
     from ..version import __version__
 
     plan = blueprint(model)
-    cfg = image_config(model)
     header = {
         "format": FORMAT,
         "versions": {"attendless": __version__, "timm": timm.__version__, "torch": torch.__version__},
         **plan.as_dict(),
         "plugins": _plugins(model),
-        "preparation": {key: cfg[key] for key in _PREPARATION if key in cfg},
+        "preparation": _preparation(model),
         "conversion": None if report is None else report.as_dict(),
     }
     write_described(path, _KEY, json.dumps(header), _tensors(model))
@@ -83,6 +82,17 @@ def load(path: str | Path) -> Any:
 def read_header(path: str | Path) -> dict[str, Any]:
     """What a saved file says of itself, without building the model."""
     return _header(path, _read(path)[0])
+
+
+def _preparation(model: nn.Module) -> dict[str, Any]:
+    """What the model says of its images and classes; of the classes only what is true of the classifier it has now."""
+    cfg = {key: value for key, value in image_config(model).items() if key in _PREPARATION}
+    classes = getattr(model, "num_classes", None)
+    if classes is not None:
+        cfg["num_classes"] = classes
+    if len(cfg.get("label_names", ())) != classes:
+        cfg.pop("label_names", None)
+    return cfg
 
 
 def _plugins(model: nn.Module) -> dict[str, str]:

@@ -95,8 +95,12 @@ def _build(source: Source, pixels: Path, index: Path) -> None:
                 places.append([start, *array.shape[:2]])
                 labels.append(label)
                 start += array.size
-    with atomic(index) as temporary:
-        temporary.write_text(json.dumps({"bytes": start, "places": places, "labels": labels}))
+    try:
+        with atomic(index) as temporary:
+            temporary.write_text(json.dumps({"bytes": start, "places": places, "labels": labels}))
+    except OSError:  # on a full disk, pixels that nothing leads to would only be in the way
+        pixels.unlink(missing_ok=True)
+        raise
 
 
 def _decode(source: Source, index: int) -> tuple[np.ndarray, int]:

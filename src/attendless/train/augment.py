@@ -53,12 +53,20 @@ def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
 
 
 def eval_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> Callable[[Any], Tensor]:
-    crop_pct = 1.0 if recipe.crop == "none" else recipe.crop_pct
-    mode = "squash" if recipe.crop == "squash" else "center"
-    made: Any = create_transform(
-        (3, *size), mean=mean, std=std, crop_pct=crop_pct, crop_mode=mode, interpolation=_interpolation(recipe)
-    )
+    made: Any = create_transform(**preparation(recipe, size, mean, std))
     return made
+
+
+def preparation(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> dict[str, Any]:
+    """How pictures are prepared to judge a model, in timm's words: what evaluation does is what a saved file says."""
+    return {
+        "input_size": (3, *size),
+        "mean": tuple(mean),
+        "std": tuple(std),
+        "crop_pct": 1.0 if recipe.crop == "none" else recipe.crop_pct,
+        "crop_mode": "squash" if recipe.crop == "squash" else "center",
+        "interpolation": _interpolation(recipe),
+    }
 
 
 def _interpolation(recipe: Recipe) -> str:

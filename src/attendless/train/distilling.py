@@ -13,10 +13,12 @@ from torch import nn
 from ..convert import convert, open_model
 from ..convert.predictor import predicts, save_predictor
 from ..convert.slots import find_slots
+from ..data.labels import NO_LABELS, class_names, match_labels
 from ..data.opening import open_splits
 from ..errors import UserError, unknown
 from ..options import Options, option, parse_options
 from ..randomness import WEIGHTS, randomness
+from .disk import goes_on_later
 from .distill_losses import Distillation
 from .recipe import Recipe, Run, replace_fields
 from .state import Phase
@@ -112,18 +114,36 @@ def distill(
             model, attention="full", weights=weights, pretrained=pretrained, size=size, below_breakeven="keep"
         )
     train, val, note = open_splits(data)
-    # Labels count only if they are the teacher's own classes; the pictures serve all the same.
-    labelled = len(train.classes) == teacher.num_classes
+    labelled, remark = own_classes(train.classes, teacher)
     with randomness(WEIGHTS, phases[0].recipe.seed):
         student: Any = convert(teacher, attention, below_breakeven="keep", predictor=predictor)
     phases = fit_to(phases, student, teacher, labelled=labelled)
     set_drop(student, phases[-1].recipe)
     teacher = teacher.eval().requires_grad_(False)
-    begin = Begin(student, model_text(model), data, attention, Path(out), run or Run(), note)
-    pictures = as_model_wants(student, train, val, phases[-1].recipe, labelled=labelled)
-    session = begin.session(functools.partial(Distillation, teacher=teacher), phases, pictures, teacher)
-    session.after_phase = functools.partial(leave_predictor, student, begin)
-    return finish(session)
+    begin = Begin(student, model_text(model), data, attention, Path(out), run or Run(), note, [remark])
+    names = class_names(teacher)
+    pictures = as_model_wants(student, train, val, phases[-1].recipe, names=names, labelled=labelled)
+    with goes_on_later(begin.out):
+        session = begin.session(functools.partial(Distillation, teacher=teacher), phases, pictures, teacher)
+        session.after_phase = functools.partial(leave_predictor, student, begin)
+        return finish(session)
+
+
+def own_classes(given: Sequence[str], teacher: nn.Module) -> tuple[bool, str]:
+    """Whether the labels are the teacher's own classes, and a word if they are not, or are only taken to be.
+
+    Others do not count; their pictures serve all the same.
+    """
+    if not given:
+        return False, ""
+    try:
+        found = match_labels(given, teacher)
+    except UserError:
+        found = NO_LABELS
+    if found.classes != tuple(range(getattr(teacher, "num_classes", 0))):
+        return False, "the labels are not the teacher's classes: they are left out, and agreement counts"
+    taken = "the teacher knows no names of its classes: folders are taken for them in sorted order"
+    return True, taken if found.how == "in sorted order" else ""
 
 
 def leave_predictor(student: nn.Module, begin: Begin, phase: Phase) -> None:

@@ -2,39 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from ..errors import UserError
 
 
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    loader: Iterable[Any],
+    loader: DataLoader[Any],
     accelerator: Accelerator,
     *,
     labelled: bool = True,
     teacher: nn.Module | None = None,
+    name: Callable[[int], str] = str,
 ) -> dict[str, Any]:
     """Top-1 and top-5 in percent and the mean cross-entropy; with a teacher, the share of its answers given.
 
-    Every quantity is a sum over pictures, so processes may hold different numbers of them.
+    Every quantity is a sum over pictures, so processes may hold different numbers of them. An answer that is not a
+    number is an error in every process; `name` tells which picture of the set it was.
     """
     model.eval()
     device = accelerator.device
     right = right5 = agree = loss = images = skipped = 0.0
-    classes = 0
-    for pixels, labels, bad in loader:
+    classes, broken = 0, list[str]()
+    draws: Any = loader.batch_sampler
+    for batch, (pixels, labels, bad) in zip(draws, loader, strict=True):
         skipped += len(bad)
         if pixels is None:
             continue
         pixels, labels = pixels.to(device), labels.to(device)
         logits = model(pixels).float()
         images, classes = images + len(labels), logits.shape[1]
+        readable = [index for _, index, _ in batch if index not in bad.tolist()]
+        broken += [name(i) for i, sound in zip(readable, logits.isfinite().all(1).tolist(), strict=True) if not sound]
         if labelled:
             ranked = logits.topk(min(5, classes), dim=1).indices == labels[:, None]
             right, right5 = right + ranked[:, 0].sum().item(), right5 + ranked.sum().item()
@@ -42,8 +50,11 @@ def evaluate(
         if teacher is not None:
             agree += (logits.argmax(1) == teacher(pixels).argmax(1)).sum().item()
     wide = torch.float32 if device.type == "mps" else torch.float64
-    sums = torch.tensor([right, right5, agree, loss, images, skipped], dtype=wide, device=device)
-    right, right5, agree, loss, images, skipped = accelerator.reduce(sums, reduction="sum").tolist()
+    sums = torch.tensor([right, right5, agree, loss, images, skipped, len(broken)], dtype=wide, device=device)
+    right, right5, agree, loss, images, skipped, wrong = accelerator.reduce(sums, reduction="sum").tolist()
+    if wrong:
+        first = f", the first {broken[0]!r}" if broken else ""
+        raise UserError(f"the model answers {wrong:.0f} of {images:.0f} pictures with NaN or infinity{first}")
     found: dict[str, Any] = {"images": int(images), "skipped": int(skipped)}
     if labelled and images:
         found |= {"top1": 100 * right / images, "val_loss": loss / images}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,36 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+@dataclasses.dataclass
+class Pace:
+    """When to say how long a run will take, where no bar shows it: after the first steps, then twice a minute. Of one
+    that is over soon, nothing."""
+
+    total: int
+    #: Steps done before it began, and the moment it did.
+    before: int
+    began: float
+    said: float | None = None
+
+    def left(self, done: int, now: float) -> float | None:
+        """Seconds left, if this is the moment to say so."""
+        waited, taken = now - (self.began if self.said is None else self.said), now - self.began
+        if not self.before < done < self.total or waited < (3 if self.said is None else 30):
+            return None
+        left = (self.total - done) * taken / (done - self.before)
+        if self.said is None and taken + left < 20:
+            return None
+        self.said = now
+        return left
+
+
+def duration(seconds: float) -> str:
+    """A time as one would say it: 40 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
 class Log:
     """Rank 0's voice; the other ranks' logs are silent."""
 
@@ -37,6 +69,7 @@ class Log:
         self.console = Console(stderr=True, quiet=not speaks, highlight=False)
         self.board = _tensorboard(out) if tensorboard and speaks else None
         self.bar: Progress | None = None
+        self.pace: Pace | None = None
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
@@ -51,8 +84,14 @@ class Log:
     def row(self, row: dict[str, Any]) -> None:
         if not self.speaks:
             return
-        with open(self.path, "a") as file:
-            file.write(json.dumps(row) + "\n")
+        with open(self.path, "ab", buffering=0) as file:
+            line, end = f"{json.dumps(row)}\n".encode(), file.tell()
+            try:
+                while line:
+                    line = line[file.write(line) :]
+            except OSError as error:  # a full disk takes half a row, then nothing: no half stays behind
+                file.truncate(end)
+                raise OSError(error.errno, error.strerror, str(self.path)) from None
         if self.board is not None:
             for name, value in row.items():
                 if isinstance(value, int | float) and name != "step":
@@ -61,8 +100,9 @@ class Log:
 
     @contextlib.contextmanager
     def progress(self, text: str, total: int, done: int) -> Iterator[None]:
-        """Show a bar with time left while inside; where nobody watches (no terminal), show nothing."""
+        """Show a bar with time left while inside; where there is no terminal, say a line now and then."""
         if not (self.speaks and sys.stderr.isatty()):
+            self.pace = Pace(total, done, time.monotonic())
             yield
             return
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -74,6 +114,9 @@ class Log:
                 self.bar = None
 
     def advance(self, done: int, loss: float, lr: float, speed: float) -> None:
+        left = None if self.pace is None else self.pace.left(done, time.monotonic())
+        if self.pace is not None and left is not None:
+            self.say(f"step {done}/{self.pace.total}, loss {loss:.3f}, about {duration(left)} left")
         if self.bar is not None:
             self.bar.update(
                 self.bar.task_ids[0], completed=done, now=f"loss {loss:.3f} · lr {lr:.2e} · {speed:.0f} img/s"

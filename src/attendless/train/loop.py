@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader
 from ..data.source import IGNORE
 from ..errors import UserError
 from ..randomness import DROPOUT, key
-from .augment import Mix, eval_transform, train_transform
+from ..sizes import image_config
+from .augment import Mix, eval_transform, preparation, train_transform
 from .checkpoint import Store
 from .evaluate import evaluate
 from .loader import Prepared, Steps, eval_loader, steps_per_epoch, train_loader
@@ -107,6 +108,7 @@ class PhaseLoop:
         self.first_epoch = sum(p.recipe.total_epochs for p in session.phases[: progress.phase])
         if saved is not None:
             self.model.load_state_dict(saved["model"])
+        self._tell_the_model()
         choose_trained(self.model, phase.trained)
         self.optimizer = make_optimizer(self.model, self.recipe)
         self.schedule = Schedule(self.optimizer, self.recipe, self.per_epoch)
@@ -120,6 +122,17 @@ class PhaseLoop:
         self.objective: nn.Module = self.accelerator.prepare_model(self.compiled)
         self.mix = Mix(self.recipe, session.data.classes)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    def _tell_the_model(self) -> None:
+        """Let the model know its classes and how its pictures are prepared here, so that a saved file says so too."""
+        data = self.session.data
+        known = {
+            **image_config(self.model),
+            **preparation(self.recipe, data.size, data.mean, data.std),
+            "num_classes": data.classes,
+            "label_names": data.names or None,
+        }
+        self.model.pretrained_cfg = self.model.default_cfg = known  # type: ignore[assignment]
 
     def run(self, stop: Stop) -> bool:
         """Train to the end of the phase; False if asked to stop before."""
@@ -218,7 +231,8 @@ class PhaseLoop:
         epoch = progress.step // self.per_epoch
         if epoch % self.recipe.eval_every == 0 or progress.step == self.steps:
             labelled = session.data.labelled
-            found = evaluate(self.average.model, judge, self.accelerator, labelled=labelled, teacher=session.teacher)
+            model, teacher, name = self.average.model, session.teacher, session.data.val.name
+            found = evaluate(model, judge, self.accelerator, labelled=labelled, teacher=teacher, name=name)
             row |= found
             score = found["top1"] if labelled else found.get("agreement", -row["loss"])
             if progress.best is None or score > progress.best:

@@ -157,6 +157,18 @@ def quick() -> Recipe:
     )  # fmt: skip
 
 
+def finetune() -> Recipe:
+    """For a model that has learned already: few epochs at a low rate, lower still in the first layers.
+
+    attendless train deit_tiny_patch16_224 --weights F --recipe finetune --data DIR
+    Expected, and time: see docs/results/training.md, also what `quick`'s rate does to such a model.
+    """
+    return Recipe(
+        epochs=5, batch=64, lr=2e-4, layer_decay=0.75, warmup=0.5, min_lr=1e-6, clip=1.0, smoothing=0.1,
+        crop_scale=(0.35, 1.0),
+    )  # fmt: skip
+
+
 def scenes() -> Recipe:
     """For the embedded data set, on a CPU, in about a minute: pictures as they are, since colour and place count.
 
@@ -166,7 +178,8 @@ def scenes() -> Recipe:
     return Recipe(epochs=3, batch=64, lr=2e-3, warmup=0.3, min_lr=1e-5, clip=1.0, crop="none", flip=0.0)
 
 
-RECIPES: dict[str, Callable[[], Recipe]] = {make.__name__: make for make in (deit, fair, pvt, bbvit, quick, scenes)}
+_ALL = (deit, fair, pvt, bbvit, quick, finetune, scenes)
+RECIPES: dict[str, Callable[[], Recipe]] = {make.__name__: make for make in _ALL}
 
 
 def recipe(text: str | Recipe) -> Recipe:

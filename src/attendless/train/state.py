@@ -32,6 +32,8 @@ class Data:
     #: How many answers the model chooses from, and whether the labels are among them.
     classes: int
     labelled: bool = True
+    #: The names of these answers, where they are known.
+    names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass

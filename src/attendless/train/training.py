@@ -21,6 +21,7 @@ from ..backbones.weights import start_attentions
 from ..convert import open_model
 from ..convert.architecture import blueprint
 from ..convert.files import save
+from ..convert.source import random_weights
 from ..data.cache import cached
 from ..data.opening import open_splits
 from ..data.source import Source
@@ -29,6 +30,7 @@ from ..randomness import WEIGHTS, randomness
 from ..sizes import input_size
 from ..stamp import stamp
 from ..storage import atomic
+from .disk import goes_on_later
 from .loader import shares, steps_per_epoch
 from .log import Log, draw_curves
 from .loop import Session
@@ -38,6 +40,7 @@ from .process import accelerator as make_accelerator
 from .process import only_run
 from .recipe import Recipe, Run, recipe
 from .state import Data, Phase
+from .worth import slower
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +59,7 @@ def train(
     data: str | Path,
     *,
     attention: str | None = None,
-    recipe: str | Recipe = "quick",
+    recipe: str | Recipe | None = None,
     out: str | Path = "attendless-out/train",
     weights: str | Path | None = None,
     pretrained: bool = False,
@@ -65,9 +68,13 @@ def train(
 ) -> Result:
     """Train `model` on the pictures in `data` and leave weights, metrics and the recipe in `out`.
 
-    `fields` replace fields of the recipe (`epochs=5`). The same call on the same `out` continues where it stopped.
+    Without a `recipe` a model that comes with weights (`weights`, `pretrained`, a saved file) is fine-tuned, any other
+    starts with `quick`. `fields` replace fields of the recipe (`epochs=5`). The same call on the same `out` continues
+    where it stopped.
     """
-    chosen = settle(recipe, fields)
+    learned = not isinstance(model, nn.Module) and not random_weights(model, weights=weights, pretrained=pretrained)
+    name, why = ("finetune", "the model comes with weights") if learned else ("quick", "to start from scratch")
+    chosen = settle(recipe or name, fields)
     source, val, note = open_splits(data)
     if not source.classes:
         raise UserError(f"--data {str(data)!r} has pictures without labels: training needs one folder per class")
@@ -88,10 +95,12 @@ def train(
     if getattr(built, "num_classes", classes) != classes:
         raise UserError(f"the model answers with {built.num_classes} classes, but the data has {classes}")
     set_drop(built, chosen)
-    session = Begin(built, model_text(model), data, attention, Path(out), run or Run(), note).session(
-        Supervised, [Phase("train", chosen, {"label": 1.0, "extra": 1.0})], as_model_wants(built, source, val, chosen)
-    )
-    return finish(session)
+    remarks = [] if recipe else [f"recipe {name}, {why}: {chosen.epochs} epochs, lr {chosen.rate():g}"]
+    pictures = as_model_wants(built, source, val, chosen, names=tuple(source.classes))
+    begin = Begin(built, model_text(model), data, attention, Path(out), run or Run(), note, remarks)
+    with goes_on_later(begin.out):
+        session = begin.session(Supervised, [Phase("train", chosen, {"label": 1.0, "extra": 1.0})], pictures)
+        return finish(session)
 
 
 def settle(text: str | Recipe, fields: Mapping[str, Any]) -> Recipe:
@@ -107,11 +116,13 @@ def model_text(model: str | Path | nn.Module) -> str:
     return type(model).__name__ if isinstance(model, nn.Module) else str(model)
 
 
-def as_model_wants(model: Any, train: Source, val: Source, chosen: Recipe, *, labelled: bool = True) -> Data:
+def as_model_wants(
+    model: Any, train: Source, val: Source, chosen: Recipe, *, names: tuple[str, ...], labelled: bool = True
+) -> Data:
     """Pictures in the size and with the mean and deviation that the model was made for."""
     config = resolve_model_data_config(model)
     size = chosen.height_width or input_size(model)
-    return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), model.num_classes, labelled)
+    return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), model.num_classes, labelled, names)
 
 
 def set_drop(model: Any, chosen: Recipe) -> None:
@@ -140,7 +151,9 @@ class Begin:
     attention: str | None
     out: Path
     run: Run
+    #: How pictures were told apart, and what else is to be said at the start.
     note: str
+    remarks: Sequence[str] = ()
 
     def session(
         self,
@@ -161,6 +174,8 @@ class Begin:
             check_and_write(self.out / "recipe.json", self._description(phases, data, accelerator))
             pictures = f"{len(data.train)} pictures to learn from, {len(data.val)} to be judged on ({self.note})"
             log.say(f"{pictures}; processes: {accelerator.num_processes}, on {accelerator.device.type}")
+            for remark in filter(None, (*self.remarks, slower(self.model, data.size))):
+                log.say(remark)
         accelerator.wait_for_everyone()
         if self.run.cache:
             with accelerator.main_process_first():

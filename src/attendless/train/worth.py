@@ -1,0 +1,25 @@
+"""Whether what is about to be trained will be any faster for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..convert.breakeven import breakeven
+from ..convert.slots import exchangeable, find_slots
+from ..sizes import size_text
+
+
+def slower(model: Any, size: tuple[int, int]) -> str:
+    """A warning if layers of `model` should be slower at this size, on this machine, than full attention."""
+    if not exchangeable(model):
+        return ""
+    ours = [slot for slot in find_slots(model) if slot.spec is not None and slot.spec.name != "full"]
+    decisions = [(str(slot.spec), breakeven(slot.attn, slot.grid)) for slot in ours]  # type: ignore[arg-type]
+    losing = [(spec, decision.reason) for spec, decision in decisions if not decision.keep]
+    if not losing:
+        return ""
+    spec, reason = losing[0]
+    return (
+        f"warning: at {size_text(size)} px {len(losing)} of the {len(ours)} layers that attend less will not be faster "
+        f"than full attention, the first with {spec} ({reason}). They learn all the same; more pixels may make it pay"
+    )
