@@ -10,7 +10,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import shlex
 from typing import Any
 
 from . import fields, output, words
@@ -85,6 +84,8 @@ def report(args: argparse.Namespace, result: Any) -> int:
 
 def following(model: str, data: str, result: Any) -> list[str]:
     """The commands that use what a run has left."""
+    import shlex
+
     from attendless.convert.files import read_header
     from attendless.errors import UserError
 

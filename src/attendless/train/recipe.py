@@ -158,13 +158,14 @@ def quick() -> Recipe:
 
 
 def finetune() -> Recipe:
-    """For a model that has learned already: few epochs at a low rate, lower still in the first layers.
+    """For a model that has learned already: few epochs at a rate that falls from layer to layer towards the image.
 
     attendless train deit_tiny_patch16_224 --weights F --recipe finetune --data DIR
-    Expected, and time: see docs/results/training.md, also what `quick`'s rate does to such a model.
+    Expected: 86.6 on ten classes of 100 pictures at 96 px, in minutes on one core; with `quick`'s rate 84.6
+    (docs/results/training.md).
     """
     return Recipe(
-        epochs=5, batch=64, lr=2e-4, layer_decay=0.75, warmup=0.5, min_lr=1e-6, clip=1.0, smoothing=0.1,
+        epochs=5, batch=64, lr=5e-4, layer_decay=0.75, warmup=0.5, min_lr=1e-6, clip=1.0, smoothing=0.1,
         crop_scale=(0.35, 1.0),
     )  # fmt: skip
 
