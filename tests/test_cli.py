@@ -188,10 +188,11 @@ def test_steps_are_told_when_done_if_nobody_watches(capsys: pytest.CaptureFixtur
 def test_bench_prints_the_cap_first_and_rows_as_they_come(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "bench.json"
     words = ["vit_tiny_patch16_224", "--attention", "full", "xca", "--size", "32", "48", "--quick", "--budget", "0.02"]
+    words += ["--below-breakeven", "keep"]
     code, text, err = inside(capsys, "bench", *words, "--threads", "1", "--json", str(out))
     assert code == 0
     starts = [line.split(":")[0] for line in text.splitlines()[:6]]
     at = ("cap at {0} px", "full at {0} px", "xca at {0} px")
     assert starts == [line.format(size) for size in (32, 48) for line in at]
-    assert [line.split(":")[0] for line in err.splitlines()] == ["timing 3 models at 32x32", "timing 3 models at 48x48"]
+    assert [line.split(":")[0] for line in err.splitlines()] == ["timing 3 models at 32 px", "timing 3 models at 48 px"]
     assert len(json.loads(out.read_text())["rows"]) == 4
