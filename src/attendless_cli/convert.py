@@ -78,7 +78,7 @@ def _images(model: Any, data: str | None) -> Tensor:
 
     size = input_size(model)
     if data:
-        return load_images(open_data(data), preprocessing(model, size), IMAGES)
+        return load_images(open_data(data, labels=False), preprocessing(model, size), IMAGES)
     return torch.randn(4, channels(model), *size, generator=torch.Generator().manual_seed(0))
 
 

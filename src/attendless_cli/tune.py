@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
         new_figure()
     if args.threads:
         torch.set_num_threads(args.threads)
-    source = open_data(args.data, "val")
+    source = open_data(args.data, "val", labels=False)
     opening = {"weights": args.weights, "pretrained": args.pretrained}
     models = [open_model(args.model, **opening, size=size) for size in args.size or [None]]
     notes = [WEIGHTLESS] if random_weights(args.model, **opening) else []
