@@ -140,7 +140,7 @@ def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert inside(capsys, "list", "--json", str(out))[0] == 0
     found = json.loads(out.read_text())
     assert {"name": "full", "options": []} in found["attentions"]
-    assert set(found) == {"stamp", "attentions", "reducers", "models"}
+    assert set(found) == {"stamp", "attentions", "models", "convertible"}
 
 
 @pytest.mark.parametrize("style", [[], ["--markdown"]])

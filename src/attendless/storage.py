@@ -5,35 +5,102 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
+import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import UserError
 
+#: Paths that stand for a stream this process already has open, and its number.
+_STREAM = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
+#: How the Rust under safetensors tells what the system said.
+_SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
+
 
 @contextlib.contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; what was written there replaces `path` once it is safely on disk."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
+    """Give a temporary path to write to; once that has gone well, `path` holds what was written there.
+
+    A file is replaced in one step, so that a reader, or a crash, sees the old content or the new; it keeps its mode. A
+    symbolic link stays, and what it points at is replaced. Into a device, a pipe or an open stream (`/dev/stdout`) the
+    bytes are written. A failure is told under the name of `path`, and leaves no temporary file.
+    """
+    temporary = None
     try:
-        yield temporary
-        temporary.chmod(0o666 & ~_umask())
-        _sync(temporary)
-        temporary.replace(path)
-        _sync(path.parent)
+        if _takes_bytes(path):
+            temporary = _temporary(Path(tempfile.gettempdir()), "attendless")
+            yield temporary
+            _pour(temporary, path)
+        else:
+            place = Path(os.path.realpath(path))
+            place.parent.mkdir(parents=True, exist_ok=True)
+            temporary = _temporary(place.parent, place.name)
+            yield temporary
+            temporary.chmod(stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask())
+            _sync(temporary)
+            temporary.replace(place)
+            _sync(place.parent)
+    except (OSError, SafetensorError) as error:
+        raise _about(error, path, temporary) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def stream(path: str | Path) -> int | None:
+    """The number of the open stream that `path` stands for: 1 for `/dev/stdout`, N for `/dev/fd/N`; else None."""
+    found = _STREAM.fullmatch(str(path))
+    return found and int(found["number"] or ("stdout", "stderr").index(found["name"]) + 1)
+
+
+def _takes_bytes(path: str | Path) -> bool:
+    """Whether `path` is an open stream, a device or a pipe, which nothing can take the place of."""
+    if stream(path) is not None:
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _temporary(folder: Path, name: str) -> Path:
+    handle, made = tempfile.mkstemp(dir=folder, prefix=f".{name[:50]}.", suffix=".tmp")
+    os.close(handle)
+    return Path(made)
+
+
+def _pour(source: Path, place: str | Path) -> None:
+    """Write the bytes of `source` into a stream, device or pipe."""
+    number = stream(place)
+    if number is None:
+        handle = os.open(place, os.O_WRONLY)
+    else:  # the stream itself, not the file behind it opened anew: it goes on where others have written
+        sys.stdout.flush()
+        handle = os.dup(number)
+    with open(handle, "wb") as sink, open(source, "rb") as file:
+        shutil.copyfileobj(file, sink)
+
+
+def _about(error: Exception, path: str | Path, temporary: Path | None) -> Exception:
+    """A failure to write, told of the file that was meant. Other errors stay what they are."""
+    told = _SYSTEM_ERROR.search(str(error))
+    number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
+    ours = temporary is None or getattr(error, "filename", None) in (None, str(temporary))
+    # Whoever read from a pipe and left knows that; it is not this file's failure.
+    if number is None or not ours or isinstance(error, BrokenPipeError):
+        return error
+    return OSError(number, os.strerror(number), str(path))
 
 
 def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
@@ -52,6 +119,15 @@ def write_described(path: str | Path, kind: str, text: str, tensors: Mapping[str
     """Write tensors with a text that describes them, under the name of their kind, and a digest of both."""
     with atomic(path) as temporary:
         save_file(dict(tensors), temporary, metadata={kind: text, "digest": digest(text, tensors)})
+
+
+def metadata(path: str | Path) -> dict[str, str]:
+    """What a safetensors file says of itself; nothing if it is not one."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return file.metadata() or {}
+    except Exception:  # a damaged header can make the reader fail in any way
+        return {}
 
 
 def read_described(path: str | Path, kind: str, otherwise: str) -> tuple[str, dict[str, Tensor]]:

@@ -42,10 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from attendless.convert import convert_with_report, open_model, save
     from attendless.convert.source import random_weights
-    from attendless.errors import UserError
 
-    if args.out and not args.out.endswith(".safetensors"):
-        raise UserError(f"--out {args.out!r}: expected a name that ends in .safetensors")
     model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
     converted, report = convert_with_report(
         model,

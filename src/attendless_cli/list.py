@@ -1,4 +1,4 @@
-"""List the attentions, token reducers and models that exist, with their options.
+"""List the attentions that exist, with their options, and the models they can be put into.
 
 examples:
   attendless list
@@ -23,25 +23,27 @@ def run(args: argparse.Namespace) -> None:
     import attendless
     from attendless.attention.registry import attention_class
     from attendless.backbones import MODELS
+    from attendless.convert import families, huggingface
     from attendless.options import describe_options
 
     found = attendless.attentions()
     if args.name:
         found = {args.name: attention_class(args.name)}
     rows = [{"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()]
-    models = sorted(MODELS)
+    models, convertible = sorted(MODELS), ["timm's VisionTransformer", *families.NAMES, *huggingface.NAMES]
     if args.name:
         _one(args.name, found[args.name], rows[0]["options"])
     else:
         table = [(name, _first_line(cls), _option_text(cls)) for name, cls in found.items()]
         output.print_table("attentions", ("attention", "what it is", "options"), table)
-        print(
-            textwrap.fill(
-                f"models: {', '.join(models)}; and every VisionTransformer of timm", 118, subsequent_indent="  "
-            )
-        )
+        print(_wrapped(f"models of our own: {', '.join(models)}"))
+        print(_wrapped(f"models that can be converted: {', '.join(convertible)}"))
         print("\none attention in full: attendless list NAME")
-    output.write_json(args.json, {"attentions": rows, "reducers": [], "models": models})
+    output.write_json(args.json, {"attentions": rows, "models": models, "convertible": convertible})
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 118, subsequent_indent="  ")
 
 
 def _first_line(cls: type) -> str:

@@ -7,11 +7,15 @@ A verb is a module of this package with a docstring (its help, ending in example
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
+import re
+import signal
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 #: Every verb with its one-line help, in the order a newcomer meets them.
 VERBS = {
@@ -30,11 +34,27 @@ VERBS = {
 }
 
 
+#: How PyTorch says it, for the CPU, Windows, CUDA, and a size no machine has.
+_NO_MEMORY = "can't allocate memory|not enough memory|out of memory|Storage size calculation overflowed"
+
+
 class Parser(argparse.ArgumentParser):
     """argparse, with mistakes answered on one line."""
 
     def error(self, message: str) -> NoReturn:
         fail(f"{message} (see {self.prog} --help)")
+
+
+class Verb(Parser):
+    """A verb's own words, read from its file once that verb is asked for."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        module = importlib.import_module(f"{__package__}.{self.prog.split()[-1]}")
+        self.description = module.__doc__
+        module.arguments(self)
+        _plugin(self, "plugin_of_verb")
+        self.set_defaults(run_verb=module.run)
+        return super().parse_known_args(args, namespace)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -53,36 +73,33 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def main(argv: Sequence[str]) -> int:
+    try:
+        with _leaving_at_once():
+            args = _parser().parse_args(argv)
+            if args.version or args.verb is None:
+                return _answer(args)
+            import attendless  # noqa: F401 (seconds, in which Ctrl-C is heard)
+        return _run(args)
+    except KeyboardInterrupt:
+        return _stopped()
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="attendless",
         description="Vision Transformers that attend less, and are measurably faster for it.",
         epilog="start with:      attendless info deit_tiny_patch16_224 --size 224 384\n"
         "help on a verb:  attendless VERB --help\n\n"
-        "exit codes:      0 done · 1 a check, a run or an image failed · 2 a mistake in what was given · 130 stopped",
+        "exit codes:      0 done · 1 a check, a run or an image failed · 2 a mistake in what was given, or no room on\n"
+        "                 disk or in memory · 130 stopped",
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     _plugin(parser, "plugin")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Parser)
-    asked = next((word for word in argv if word in VERBS), None)
-    module = importlib.import_module(f"{__package__}.{asked}") if asked else None
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Verb)
     for name, line in VERBS.items():
-        if name == asked and module is not None:
-            verb = verbs.add_parser(name, help=line, description=module.__doc__, formatter_class=_Help)
-            module.arguments(verb)
-            _plugin(verb, "plugin_of_verb")
-        else:
-            verbs.add_parser(name, help=line, add_help=False)
-    args = parser.parse_args(argv)
-    if args.version:
-        from importlib.metadata import version
-
-        print(f"attendless {version('attendless')}")
-        return 0
-    if module is None:
-        parser.print_help()
-        return 0
-    return _run(module, args)
+        verbs.add_parser(name, help=line, formatter_class=_Help)
+    return parser
 
 
 def _plugin(parser: argparse.ArgumentParser, name: str) -> None:
@@ -91,26 +108,82 @@ def _plugin(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument("--plugin", dest=name, action="append", default=[], metavar="FILE", help=text)
 
 
-def _run(module: object, args: argparse.Namespace) -> int:
+def _answer(args: argparse.Namespace) -> int:
+    """What is asked without a verb."""
+    if args.version:
+        from importlib.metadata import version
+
+        print(f"attendless {version('attendless')}")
+    else:
+        _parser().print_help()
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    from attendless.errors import UserError
+    from attendless.plugins import load_plugin
+
+    from . import targets
+
     try:
-        from attendless.errors import UserError
-        from attendless.plugins import load_plugin
-    except KeyboardInterrupt:
-        return 130
-    try:
-        for plugin in (*args.plugin, *args.plugin_of_verb):
-            load_plugin(plugin)
-        return module.run(args) or 0  # type: ignore[attr-defined]
+        targets.check(args)
+        aside = contextlib.redirect_stdout(sys.stderr) if targets.to_standard_output(args) else contextlib.nullcontext()
+        with aside:
+            for plugin in (*args.plugin, *args.plugin_of_verb):
+                load_plugin(plugin)
+            code = args.run_verb(args) or 0
+            sys.stdout.flush()
+            return code
     except UserError as error:
         fail(str(error))
     except BrokenPipeError:  # the reader (head, less) has gone; there is nobody left to tell
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except OSError as error:
+        _drop_output()
         fail(f"{error.strerror or error}: {error.filename}" if error.filename else str(error))
-    except KeyboardInterrupt:
-        print("attendless: stopped", file=sys.stderr)
-        return 130
+    except (MemoryError, RuntimeError) as error:
+        wanted = _memory(error)
+        if wanted is None:
+            raise
+        fail(f"not enough memory{wanted}: give a smaller --batch or --size, or a smaller model")
+
+
+def _drop_output() -> None:
+    """Throw away what standard output did not take, which Python would try to write once more at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _memory(error: Exception) -> str | None:
+    """How much memory was asked for in vain, as far as it is told; None if this error is about something else."""
+    text = str(error)
+    if not isinstance(error, MemoryError) and not re.search(_NO_MEMORY, text):
+        return None
+    found = re.search(r"allocate (\d+) bytes", text)
+    return f" for {int(found[1]) / 1e9:,.1f} GB at once" if found else ""
+
+
+@contextlib.contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """Let Ctrl-C end the process. Raised in the middle of an import, it could be lost or end in a traceback."""
+    listening = threading.current_thread() is threading.main_thread()
+    if not listening or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield  # someone else listens
+        return
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(_stopped()))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stopped() -> int:
+    with contextlib.suppress(OSError):
+        os.write(2, b"attendless: stopped\n")  # a signal may come in the middle of a print, which cannot begin another
+    return 130
 
 
 def _columns() -> int:

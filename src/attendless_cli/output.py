@@ -38,18 +38,55 @@ TEXT = frozenset(
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on the terminal's error stream; silent when that is not a terminal."""
+    """Show on the error stream how much of `total` is done and how long the rest will take: as a bar on a terminal, in
+    a pipe or a log as a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    bar = Progress(
-        TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=console, transient=True,
-        disable=not console.is_terminal,
-    )  # fmt: skip
-    with bar:
+    if not console.is_terminal:
+        yield Lines(what, total).advance
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+class Lines:
+    """Progress in a log: nothing of what is soon over; otherwise an estimate as soon as there is one, a line every ten
+    seconds, and one at the end."""
+
+    def __init__(self, what: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.what, self.total, self.clock = what, total, clock
+        self.done, self.began = 0, clock()
+        self.told: float | None = None
+
+    def advance(self, done: int) -> None:
+        self.done += done
+        taken = self.clock() - self.began
+        left = taken * (self.total - self.done) / self.done if self.done else 0.0
+        if self.told is None:
+            due = taken >= SURE_AFTER and taken + left > LONG
+        else:
+            due = taken - self.told >= EVERY or self.done >= self.total
+        if due:
+            self.told = taken
+            rest = f", about {duration(left)} left" if self.done < self.total else ""
+            counts = f"{self.done:,}/{self.total:,}"
+            print(f"{self.what} {counts}, {duration(taken)}{rest}", file=sys.stderr, flush=True)
+
+
+#: Seconds: an estimate is trusted after the first, wanted of what takes longer than the second, renewed every third.
+SURE_AFTER, LONG, EVERY = 2.0, 20.0, 10.0
+
+
+def duration(seconds: float) -> str:
+    """`24 s`, `3 min`, `2 h 10 min`: as exact as one wants to know."""
+    minutes = round(seconds / 60)
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @contextmanager

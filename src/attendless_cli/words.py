@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 
 Size = tuple[int, int]
@@ -58,10 +59,13 @@ class Target(str):
 
 
 def target(kind: str) -> Callable[[str], Target]:
-    """The `type=` of an argument that names a file to write: of a `model`, `json`, a `picture` or a `page`."""
+    """The `type=` of an argument that names a file to write: of a `model`, `json`, a `picture` or a `page`.
+
+    As usual `-` is standard output.
+    """
 
     def read(text: str) -> Target:
-        found = Target(text)
+        found = Target("/dev/stdout" if text == "-" else text)
         found.kind = kind
         return found
 
@@ -69,7 +73,9 @@ def target(kind: str) -> Callable[[str], Target]:
 
 
 def json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="F", type=target("json"), help="also write the result as JSON to this file")
+    text = "also write the result as JSON to this file (-: standard output; what is for people goes to standard error)"
+    parser.add_argument("--json", metavar="F", type=target("json"), help=text)
+    parser.add_argument("--force", action="store_true", help="write over existing files that attendless did not write")
 
 
 def parse_size(text: str) -> Size:
@@ -83,16 +89,26 @@ def parse_size(text: str) -> Size:
 
 
 def share(text: str) -> float:
+    return _number(text, "a number above 0 and up to 1", lambda found: 0 < found <= 1)
+
+
+def _number(text: str, expected: str, good: Callable[[float], bool]) -> float:
+    """A finite number for which `good` holds, or the error that says what was `expected`."""
     try:
         found = float(text)
     except ValueError:
-        found = 0.0
-    if not 0 < found <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0 and up to 1")
+        found = math.nan
+    if not math.isfinite(found) or not good(found):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected {expected}")
     return found
 
 
 def positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 1")
+    good = text.isascii() and text.isdecimal() and len(text) < 10
+    if not good or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from 1 to 999999999")
     return int(text)
+
+
+def seconds(text: str) -> float:
+    return _number(text, "a number of seconds above 0", lambda found: found > 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -57,7 +58,10 @@ class Stop:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.asked = True
+        first, self.asked = not self.asked, True
+        if first and os.environ.get("RANK", "0") == "0":
+            with contextlib.suppress(RuntimeError):  # in the middle of another print
+                print("\nattendless: stopping after this step, and saving", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:

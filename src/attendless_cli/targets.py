@@ -1,0 +1,122 @@
+"""The files a verb will write, looked at before any work is done: what cannot be written, or would destroy something,
+is said at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from .words import Target
+
+#: Kind of target → the endings its name may have; the others may be called anything.
+ENDINGS = {"model": (".safetensors",), "picture": (".png", ".svg", ".pdf")}
+#: Kind of target, or a picture's ending → how a file begins that attendless may have written.
+BEGINNINGS = {
+    "json": re.compile(rb'\s*\{\s*"stamp":'),
+    "page": re.compile(rb"\s*(<!doctype html|<html)", re.IGNORECASE),
+    ".png": re.compile(rb"\x89PNG\r\n"),
+    ".svg": re.compile(rb"\s*(<\?xml.*<svg|<svg)", re.DOTALL),
+    ".pdf": re.compile(rb"%PDF-"),
+}
+
+
+def check(args: argparse.Namespace) -> None:
+    """Raise `UserError` for the first target that cannot be written as asked."""
+    from attendless.errors import UserError
+
+    targets = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if isinstance(value, Target)}
+    for flag, target in targets.items():
+        wrong = _unfit(target, args.force) or _clash(flag, targets, args)
+        if wrong:
+            raise UserError(f"{flag} {str(target)!r}: {wrong}")
+
+
+def to_standard_output(args: argparse.Namespace) -> bool:
+    """Whether a target is standard output, which then must hold nothing else."""
+    from attendless.storage import stream
+
+    return any(isinstance(value, Target) and stream(value) == 1 for value in vars(args).values())
+
+
+def _unfit(target: Target, force: bool) -> str:
+    """Why this target cannot, or should not, be written; empty if it can."""
+    from attendless.storage import stream
+
+    if not target:
+        return "expected the name of a file to write"
+    if stream(target) is not None:
+        return ""
+    try:
+        mode = os.stat(target).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return _wrong_ending(target) or _no_room(target)
+    except (OSError, ValueError) as error:
+        return f"cannot be written: {getattr(error, 'strerror', None) or error}"
+    if stat.S_ISREG(mode):
+        foreign = "" if force or _ours(target) else "is a file that attendless did not write; --force replaces it"
+        return _wrong_ending(target) or _no_room(target) or foreign
+    if stat.S_ISDIR(mode):
+        return "is a folder: expected the name of a file to write"
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        return "" if os.access(target, os.W_OK) else "cannot be written: permission denied"
+    return "is neither a file nor a pipe"
+
+
+def _wrong_ending(target: Target) -> str:
+    endings = ENDINGS.get(target.kind, ())
+    good = not endings or Path(target).suffix.lower() in endings
+    return "" if good else f"expected a name that ends in {' or '.join(endings)}"
+
+
+def _no_room(target: Target) -> str:
+    """Why no file can be made where `target` is to be, or in the nearest folder above it that exists."""
+    folder = Path(os.path.realpath(target)).parent
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    if not folder.is_dir():
+        return f"{str(folder)!r} is not a folder"
+    try:
+        tempfile.TemporaryFile(dir=folder).close()  # the only answer that holds for every file system and user
+    except OSError as error:
+        return f"nothing can be written in {str(folder)!r}: {error.strerror}"
+    return ""
+
+
+def _ours(target: Target) -> bool:
+    """Whether an existing file may be written over: it is of the kind we write, or holds nothing."""
+    from attendless.storage import metadata
+
+    if os.path.getsize(target) == 0:
+        return True
+    if target.kind == "model":
+        return "attendless" in metadata(target)
+    with open(target, "rb") as file:
+        start = file.read(4096)
+    return bool(BEGINNINGS[Path(target).suffix.lower() if target.kind == "picture" else target.kind].match(start))
+
+
+def _clash(flag: str, targets: dict[str, Target], args: argparse.Namespace) -> str:
+    """Which other file of this command a target is: another it writes, or one it reads."""
+    target = targets[flag]
+    for other, path in targets.items():
+        if other != flag and _same(target, path):
+            return f"is also the file of {other}"
+    return "is a file that this command reads" if any(_same(target, path) for path in _read(args)) else ""
+
+
+def _read(args: argparse.Namespace) -> Iterator[str]:
+    """Every file that the command line names to be read."""
+    for name in ("model", "weights", "predictor", "plugin", "plugin_of_verb"):
+        found = getattr(args, name, None)
+        yield from [found] if isinstance(found, str) else found or ()
+
+
+def _same(one: str, other: str) -> bool:
+    if os.path.exists(one) and os.path.exists(other):
+        return os.path.isfile(one) and os.path.samefile(one, other)  # into a device anything may be written twice
+    return os.path.realpath(one) == os.path.realpath(other)
