@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from attendless_cli.main import VERBS, main
+from attendless_cli.output import Lines
 
 START = "from attendless_cli.main import run; run({!r})"
 
@@ -161,6 +165,11 @@ def test_doctor_tries_bf16_in_a_child(tmp_path: Path, capsys: pytest.CaptureFixt
     rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
     assert {"torch", "threads", "native kernels", "bf16 products", "extra hf"} <= set(rows)
     assert rows["bf16 products"]["value"]
+    project = (Path(__file__).parents[1] / "pyproject.toml").read_text()
+    exist = project.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    extras = [name.removeprefix("extra ") for name in rows if name.startswith("extra ")]
+    assert extras
+    assert all(f"\n{extra} = [" in exist for extra in extras)
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:
@@ -196,3 +205,122 @@ def test_bench_prints_the_cap_first_and_rows_as_they_come(tmp_path: Path, capsys
     assert starts == [line.format(size) for size in (32, 48) for line in at]
     assert [line.split(":")[0] for line in err.splitlines()] == ["timing 3 models at 32 px", "timing 3 models at 48 px"]
     assert len(json.loads(out.read_text())["rows"]) == 4
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_a_value_that_is_called_like_a_verb_is_no_verb(
+    before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "check").write_text("")
+    plugin = ("--plugin", "check")
+    code, _, err = inside(capsys, *(plugin if before else ()), "papers", *(() if before else plugin))
+    assert code == 2
+    assert "is not a Python file" in err
+    code, out, _ = inside(capsys, "list", "--json", "info")
+    assert code == 0
+    assert "foveal" in out
+
+
+def test_list_names_what_can_be_converted_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = inside(capsys, "list")
+    for name in ("VisionTransformer", "Swin", "PVT v2", "XCiT", "Dinov2Model", "CLIPVisionModel"):
+        assert name in " ".join(out.split())
+    assert "reducer" not in out + inside(capsys, "list", "--help")[1]
+
+
+def verb_that(raises: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args: object) -> None:
+        raise raises
+
+    monkeypatch.setattr("attendless_cli.doctor.run", run)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5000000000 bytes."),
+        RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    ],
+)  # fmt: skip
+def test_want_of_memory_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    verb_that(error, monkeypatch)
+    code, _, err = inside(capsys, "doctor")
+    assert code == 2
+    assert err.startswith("attendless: error: not enough memory")
+    assert ("5.0 GB" in err) == ("5000000000" in str(error))
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    verb_that(RuntimeError("shapes do not fit"), monkeypatch)
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        main(["doctor"])
+
+
+@pytest.mark.parametrize("words", [["info", "columnar_micro_patch4_32"], ["train", "--help"]])
+def test_ctrl_c_while_torch_is_imported(words: list[str]) -> None:
+    """The interrupt comes as soon as torch's own files begin to be imported, which takes seconds."""
+    begun = """
+import builtins, os, sys
+real = builtins.__import__
+def watch(name, *rest, **more):
+    if name == "torch":
+        builtins.__import__ = real
+        print("importing", flush=True)
+    return real(name, *rest, **more)
+builtins.__import__ = watch
+from attendless_cli.main import run; run({!r})
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", begun.format(words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        assert child.stdout.readline() == "importing\n"
+        time.sleep(0.05)
+        os.kill(child.pid, signal.SIGINT)
+        assert child.stderr.read() == "attendless: stopped\n"
+    assert child.returncode == 130
+
+
+def test_ctrl_c_in_a_verb(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def run(args: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(5)
+
+    monkeypatch.setattr("attendless_cli.doctor.run", run)
+    assert main(["doctor"]) == 130
+    assert capfd.readouterr().err == "attendless: stopped\n"
+
+
+def test_training_acknowledges_ctrl_c_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    from attendless.train.process import Stop
+
+    with Stop().listening() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+        assert "stopping after this step, and saving" in capsys.readouterr().err
+
+
+def told(seconds_each: float, total: int, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines of a job whose items take so long each, by a clock of its own."""
+    now = 0.0
+    lines = Lines("images", total, lambda: now)
+    for _ in range(total):
+        now += seconds_each
+        lines.advance(1)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(0.01, 1000, capsys) == []  # 10 s: soon over
+    lines = told(0.125, 800, capsys)
+    assert lines[0] == "images 16/800, 2 s, about 98 s left"  # an estimate, early
+    assert lines[1] == "images 96/800, 12 s, about 88 s left"
+    assert lines[-1] == "images 800/800, 100 s"
+    assert len(lines) == 11
+    assert told(30.0, 3000, capsys)[0] == "images 1/3,000, 30 s, about 25 h 0 min left"
+    assert told(30.0, 3, capsys)[0] == "images 1/3, 30 s, about 60 s left"

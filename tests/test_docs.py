@@ -92,7 +92,7 @@ def commands(text: str) -> Iterator[list[str]]:
 @pytest.fixture
 def _parse_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command line reads its words, and stops there."""
-    monkeypatch.setattr(command_line, "_run", lambda module, args: 0)
+    monkeypatch.setattr(command_line, "_run", lambda args: 0)
 
 
 COMMANDS = [(name_of(path), words) for path in PAGES for words in commands(path.read_text())]

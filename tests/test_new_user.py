@@ -6,7 +6,6 @@ info NAME → bench NAME → eval NAME → tune NAME → convert → bench FILE 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 import re
 import types
 import typing
@@ -25,7 +26,7 @@ from typing import Any, Literal, TypeVar
 from .errors import UserError, unknown
 
 O = TypeVar("O", bound="Options")
-_PART = re.compile(r"(?:(?P<count>[0-9]+)x)?(?P<name>[a-zA-Z_][\w.-]*)(?::(?P<options>.*))?$", re.DOTALL)
+_PART = re.compile(r"(?:(?P<count>[0-9]{1,6})x)?(?P<name>[a-zA-Z_][\w.-]*)(?::(?P<options>.*))?$", re.DOTALL)
 
 
 def option(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
@@ -59,10 +60,10 @@ class Options:
             for item in value if isinstance(value, tuple) else (value,):
                 if isinstance(item, bool) or not isinstance(item, int | float):
                     continue
-                if (low is not None and not item >= low) or (high is not None and not item <= high):
-                    raise UserError(
-                        f"option {field.name}={value_text(value)} is out of range: expected {_range(low, high)}"
-                    )
+                outside = (low is not None and not item >= low) or (high is not None and not item <= high)
+                if outside or not math.isfinite(item):
+                    expected = _range(low, high) or "a finite number"
+                    raise UserError(f"option {field.name}={value_text(value)} is out of range: expected {expected}")
 
     def __str__(self) -> str:
         given = []

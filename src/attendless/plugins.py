@@ -40,7 +40,7 @@ def load_plugin(path: str | Path) -> None:
     _loading.append(path.name)
     try:
         found.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         sys.modules.pop(module_name, None)
         _sources.pop(str(path), None)
         if isinstance(error, UserError):

@@ -18,7 +18,7 @@ def parse_size(size: int | tuple[int, int] | str) -> Size:
     sides: Any = (size, size) if isinstance(size, int) else size
     if isinstance(size, str):
         parts = size.lower().split("x")
-        good = len(parts) <= 2 and all(part.isascii() and part.isdecimal() for part in parts)
+        good = len(parts) <= 2 and all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts)
         sides = (int(parts[0]), int(parts[-1])) if good else ()
     if len(sides) != 2 or not all(isinstance(side, int) and 0 < side <= _LONGEST for side in sides):
         raise UserError(f"size {size!r} cannot be read: expected S or HxW in pixels, such as 384 or 240x320")

@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=breakeven)
     parser.add_argument("--compile", action="store_true", help="torch.compile every contestant, the dense one too")
     parser.add_argument(
-        "--budget", metavar="S", type=float, default=10.0,
+        "--budget", metavar="S", type=words.above_zero, default=10.0,
         help="seconds of timing for each attention and size; warming up comes on top (default: 10)",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="latency alone: no memory, best batch or parts")
@@ -43,7 +43,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         type=words.target("picture"),
         help="draw ms and MB against the token count: .png, .svg or .pdf",
     )
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="seed of the turns' order (default: 0)")
+    parser.add_argument(
+        "--seed", metavar="N", type=words.count, default=0, help="seed of the turns' order (default: 0)"
+    )
     words.threads(parser)
     words.json(parser)
 

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="DIR", nargs="+", default=[], help="folders of images (default: a few of `scenes`, embedded)"
     )
     parser.add_argument("--recipe", metavar="R", nargs="+", default=[], help="recipes (default: scenes:epochs=3)")
-    parser.add_argument("--seeds", metavar="N", nargs="+", type=int, default=[], help="seeds (default: 0)")
+    parser.add_argument("--seeds", metavar="N", nargs="+", type=words.count, default=[], help="seeds (default: 0)")
     parser.add_argument("--out", metavar="DIR", default="attendless-out/compare", help="folder (default: %(default)s)")
     parser.add_argument("--jobs", metavar="J", type=words.positive, help="runs at a time (default: one per core)")
     parser.add_argument(
@@ -46,11 +46,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="threads of each run and measurement (default: 1)",
     )
-    parser.add_argument("--workers", metavar="W", type=int, default=0, help="processes that prepare a run's images")
-    parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, mps")
+    parser.add_argument(
+        "--workers", metavar="W", type=words.count, default=0, help="processes that prepare a run's images"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="what computes it (default: auto)"
+    )
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: its address, `auto` or `local`")
     parser.add_argument(
-        "--budget", metavar="S", type=float, default=2.0, help="seconds of timing per attention and size (default: 2)"
+        "--budget",
+        metavar="S",
+        type=words.above_zero,
+        default=2.0,
+        help="seconds of timing per attention and size (default: 2)",
     )
     parser.add_argument(
         "--larger", metavar="F", nargs="*", type=words.positive, default=[2, 4],

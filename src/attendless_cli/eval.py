@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="B", type=words.positive, default=32, help="images at a time (default: 32)")
     parser.add_argument("--limit", metavar="N", type=words.positive, help="use N images spread evenly over the folder")
     parser.add_argument(
-        "--workers", metavar="W", type=_workers, default=1, help="processes that decode images (default: 1)"
+        "--workers", metavar="W", type=words.count, default=1, help="processes that decode images (default: 1)"
     )
     words.threads(parser)
     words.json(parser)
@@ -104,12 +104,6 @@ def _weights(args: argparse.Namespace) -> str:
     if random_weights(args.model, weights=args.weights, pretrained=args.pretrained):
         return "random"
     return args.weights or ("pretrained" if args.pretrained else args.model)
-
-
-def _workers(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of at least 0")
-    return int(text)
 
 
 def _title(data: str, row: dict[str, Any]) -> str:

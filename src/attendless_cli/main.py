@@ -63,7 +63,10 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def fail(message: str) -> NoReturn:
-    print(f"attendless: error: {' '.join(message.split())}", file=sys.stderr)
+    line = " ".join(message.split())
+    if len(line) > 1000:  # whatever was given is repeated in it, and may be of any length
+        line = f"{line[:600]} … {line[-300:]}"
+    print(f"attendless: error: {line}", file=sys.stderr)
     raise SystemExit(2)
 
 

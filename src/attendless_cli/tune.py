@@ -31,14 +31,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     bound = parser.add_mutually_exclusive_group()
     bound.add_argument(
-        "--max-drop", metavar="P", type=float, help="points of top-1 it may be expected to lose (default: 0.5)"
+        "--max-drop",
+        metavar="P",
+        type=words.not_negative,
+        help="points of top-1 it may be expected to lose (default: 0.5)",
     )
-    bound.add_argument("--target-ms", metavar="T", type=float, help="milliseconds an image may take, instead")
+    bound.add_argument(
+        "--target-ms", metavar="T", type=words.above_zero, help="milliseconds an image may take, instead"
+    )
     words.size(parser)
     words.crop_pct(parser)
     parser.add_argument("--images", metavar="N", type=words.positive, default=256, help="images to use (default: 256)")
     parser.add_argument(
-        "--budget", metavar="S", type=float, default=10.0, help="seconds of timing for each candidate (default: 10)"
+        "--budget",
+        metavar="S",
+        type=words.above_zero,
+        default=10.0,
+        help="seconds of timing for each candidate (default: 10)",
     )
     parser.add_argument(
         "--report", metavar="F", type=words.target("page"), help="write table and plot as one page, an .html file"
@@ -69,8 +78,6 @@ def run(args: argparse.Namespace) -> None:
     # Whatever can be wrong with what was given is found before anything takes time.
     Goal(args.max_drop, args.target_ms)
     search.rates_of(args.attention, args.rates or RATES)
-    if not 0 < args.budget < float("inf"):
-        raise UserError(f"--budget {args.budget}: expected seconds of timing for each candidate, more than 0")
     if args.out and len(args.size) > 1:
         raise UserError(f"--out {args.out!r} with {len(args.size)} sizes: a file holds one model, so give one --size")
     if args.plot or args.report:

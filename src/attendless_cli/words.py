@@ -110,5 +110,13 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def seconds(text: str) -> float:
-    return _number(text, "a number of seconds above 0", lambda found: found > 0)
+def count(text: str) -> int:
+    return 0 if text == "0" else positive(text)
+
+
+def above_zero(text: str) -> float:
+    return _number(text, "a number above 0", lambda found: found > 0)
+
+
+def not_negative(text: str) -> float:
+    return _number(text, "a number that is 0 or more", lambda found: found >= 0)

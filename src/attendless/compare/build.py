@@ -10,9 +10,11 @@ from torch import nn
 
 from ..backbones.block import take_weights
 from ..convert import convert, load
-from ..convert.resize import resize
+from ..convert.resize import check_patches, resize
+from ..convert.source import unknown_model
 from ..errors import UserError
 from ..randomness import WEIGHTS, randomness
+from ..sizes import input_size
 from .contestants import Contestant, Setting
 
 
@@ -34,6 +36,7 @@ def _draw(setting: Setting, attention: str, classes: int, seed: int) -> nn.Modul
     size = setting.recipe.height_width
     if size is not None and tuple(getattr(model.patch_embed, "img_size", size)) != size:
         resize(model, size)
+    check_patches(model.patch_embed, input_size(model))
     return model
 
 
@@ -46,7 +49,7 @@ def _create(setting: Setting, attention: str, classes: int) -> nn.Module:
             model.reset_classifier(classes)
         return convert(model, attention, below_breakeven="keep")
     if not timm.is_model(setting.model):
-        raise UserError(f"unknown model {setting.model!r}: neither a file nor a name timm knows")
+        raise unknown_model(setting.model)
     arguments: dict[str, Any] = {"num_classes": classes}
     if setting.patch:
         arguments["patch_size"] = setting.patch

@@ -8,10 +8,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from ..data.opening import open_data
+from ..data.opening import open_splits
+from ..data.source import Source
 from ..errors import UserError
 from ..plugins import plugin_files, refuse_while_loading
 from ..sparse import policy
+from ..train.loader import steps_per_epoch
+from ..train.optimise import make_optimizer
 from ..train.process import only_run
 from . import build, cost, schedule
 from .contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, combinations, recall, remember
@@ -97,16 +100,21 @@ def compare(
 
 
 def check(contestants: Sequence[Contestant]) -> dict[str, int]:
-    """Build every model before any is trained, so that a mistake shows now. Returns the classes of each data set."""
-    classes: dict[str, int] = {}
+    """Build every model and its optimiser before any is trained, so that a mistake shows now.
+
+    Returns the classes of each data set.
+    """
+    sources: dict[str, Source] = {}
     for contestant in contestants:
-        data = contestant.setting.data
-        if data not in classes:
-            classes[data] = len(open_data(data, "train").classes)
-        if not classes[data]:
+        data, recipe = contestant.setting.data, contestant.setting.recipe
+        if data not in sources:
+            sources[data] = open_splits(data)[0]
+        classes = len(sources[data].classes)
+        if not classes:
             raise UserError(f"--data {data!r} has pictures without labels: comparing needs one folder per class")
-        build.build(contestant, classes[data])
-    return classes
+        steps_per_epoch(len(sources[data]), recipe.batch)
+        make_optimizer(build.build(contestant, classes), recipe)
+    return {data: len(source.classes) for data, source in sources.items()}
 
 
 def carry_out(jobs: Sequence[Job], scheduler: schedule.Scheduler, say: Callable[[str], None]) -> dict[str, str]:

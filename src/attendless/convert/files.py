@@ -68,7 +68,7 @@ def load(path: str | Path) -> Any:
         model = Blueprint.from_dict(header).build()
     except UserError as error:
         raise UserError(f"{str(path)!r} cannot be built here: {error}") from None
-    except (TypeError, KeyError, ValueError, AssertionError, RuntimeError) as error:
+    except Exception as error:  # a header that lies can make constructors fail in any way
         raise UserError(f"{str(path)!r} does not describe a model that can be built: {error!r}") from None
     _check_names(path, model.state_dict(), tensors)
     check_finite(tensors.items(), f"the weights in {str(path)!r} are damaged")
@@ -124,8 +124,11 @@ def _header(path: str | Path, text: str) -> dict[str, Any]:
     try:
         header = json.loads(text)
         version = int(header["format"])
-    except (ValueError, TypeError, KeyError):
-        raise UserError(f"{str(path)!r} has a header that cannot be read") from None
+        sound = all(isinstance(header.get(name, {}), dict) for name in ("versions", "plugins", "preparation"))
+    except (ValueError, TypeError, KeyError, OverflowError):
+        sound = False
+    if not sound:
+        raise UserError(f"{str(path)!r} has a header that cannot be read")
     if version > FORMAT:
         written = header.get("versions", {}).get("attendless", "a newer version")
         raise UserError(

@@ -16,7 +16,7 @@ from ..sizes import channels, image_config, size_text
 def resize(model: Any, size: tuple[int, int]) -> None:
     """Make `model` expect images of `size` (height, width), in place."""
     if hasattr(model, "set_input_size"):
-        _check_patches(model.patch_embed, size)
+        check_patches(model.patch_embed, size)
         before = getattr(model.patch_embed, "grid_size", None)
         model.set_input_size(img_size=size, **_windows(model))
         if isinstance(model, VisionTransformer) and before is not None:
@@ -34,7 +34,8 @@ def _windows(model: Any) -> dict[str, Any]:
     return {"window_size": max(found, default=(7, 7))}
 
 
-def _check_patches(embed: Any, size: tuple[int, int]) -> None:
+def check_patches(embed: Any, size: tuple[int, int]) -> None:
+    """Raise unless images of `size` are cut into whole patches."""
     patch, pads = getattr(embed, "patch_size", None), getattr(embed, "dynamic_img_pad", False)
     # Our pyramids pad, so they have no patch size to insist on.
     if patch and any(s < p or (s % p and not pads) for s, p in zip(size, patch, strict=True)):

@@ -18,7 +18,7 @@ from .rebuild import BelowBreakeven, convert
 from .resize import resize
 from .weights import load_weights, read_weights
 
-__all__ = ["open_model", "parse_size", "random_weights", "resize"]
+__all__ = ["open_model", "parse_size", "random_weights", "resize", "unknown_model"]
 
 
 def open_model(
@@ -75,12 +75,12 @@ def random_weights(model: str | Path, *, weights: str | Path | None = None, pret
 def _on_disk(model: str | Path) -> bool:
     """Whether MODEL is a file or folder; a folder that happens to be called like a model of timm's is not meant."""
     path = Path(model)
-    return path.is_file() or (path.is_dir() and not timm.is_model(str(model)))
+    return bool(str(model)) and (path.is_file() or (path.is_dir() and not timm.is_model(str(model))))
 
 
 def _create(name: str, attention: str | None, num_classes: int | None, pretrained: bool) -> nn.Module:
     if not timm.is_model(name):
-        raise _unknown(name)
+        raise unknown_model(name)
     arguments: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     if _is_ours(name) and attention is not None:
         arguments["attention"] = attention
@@ -103,7 +103,8 @@ def _load_and_resize(model: Any, weights: Any, num_classes: int | None, size: tu
         resize(model, size)
 
 
-def _unknown(name: str) -> UserError:
+def unknown_model(name: str) -> UserError:
+    """The error for a MODEL that is neither on disk nor known to timm, with the likeliest names."""
     if "/" in name or name.endswith(".safetensors"):
         return UserError(f"model {name!r}: no such file, and no such name in timm")
     close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)

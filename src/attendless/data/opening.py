@@ -14,12 +14,13 @@ A data set is a `Source`: a length, `source[i] -> (picture, label)`, the class n
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from ..errors import UserError
 from .datasets import Cifar, is_cifar, open_named
 from .folders import Files, expected, open_folder
-from .source import Source, Split
+from .source import BadImage, Source, Split
 
 
 def open_data(where: str | Path, split: Split = "val", *, labels: bool = True) -> Source:
@@ -29,7 +30,7 @@ def open_data(where: str | Path, split: Split = "val", *, labels: bool = True) -
     """
     text = str(where)
     root = Path(text).expanduser()
-    if not root.exists():
+    if not text or not root.exists():
         return open_named(text, split)
     if not root.is_dir():
         raise UserError(f"--data {text!r} is a file: expected a folder of images. {expected(root.parent)}")
@@ -44,6 +45,7 @@ def open_splits(where: str | Path, hold_out: int = 10) -> tuple[Source, Source, 
     Where a folder has no splits of its own, every `hold_out`-th image is kept for validation.
     """
     train, val = open_data(where, "train"), open_data(where, "val")
+    _check_readable(train, where)
     if isinstance(train, Files) and train == val:
         if len(train) < hold_out:
             raise UserError(f"--data {str(where)!r} has no val folder, and too few images to hold some out")
@@ -52,3 +54,12 @@ def open_splits(where: str | Path, hold_out: int = 10) -> tuple[Source, Source, 
         rest = sorted(set(range(len(train))) - set(held))
         return train.subset(rest), train.subset(held), f"no val folder: every {hold_out}th image is held out"
     return train, val, "the data's own splits"
+
+
+def _check_readable(source: Source, where: str | Path) -> None:
+    """Raise unless there is a picture that can be read; a few that cannot are no reason to stop."""
+    for index in range(len(source)):
+        with contextlib.suppress(BadImage):
+            source[index]
+            return
+    raise UserError(f"--data {str(where)!r}: none of its {len(source)} images can be read")

@@ -88,7 +88,7 @@ def _compiler() -> Finding:
     import shutil
 
     found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
-    note = "torch.compile works" if found else "torch.compile on the CPU needs one"
+    note = "" if found else "torch.compile on the CPU needs one"
     return Finding("C++ compiler", found or "none", note, ok=found is not None)
 
 

@@ -1,0 +1,312 @@
+"""Every verb with every kind of bad input that it can be given: exit code 2, one line that names what is wrong, and
+nothing on disk touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+
+import attendless
+from attendless_cli.main import VERBS, main
+
+MODEL = "columnar_micro_patch4_32"
+#: What each verb is given besides the mistake. All of it is sound: an option given twice counts as given last.
+SOUND = {
+    "info": (MODEL,),
+    "convert": (MODEL, "--attention", "foveal:keep=0.5"),
+    "bench": (MODEL, "--quick", "--budget", "0.01"),
+    "eval": (MODEL, "--data", "loose", "--workers", "0"),
+    "tune": (MODEL, "--data", "loose", "--images", "2"),
+    "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
+    "distill": (MODEL, "--data", "pictures", "--out", "run", "--attention", "foveal", "--epochs", "1", "--batch", "2"),
+    "compare": (MODEL, "--data", "pictures", "--out", "contest", "--attention", "full", "--jobs", "1", "--batch", "2"),
+    "check": ("full",),
+    "list": (),
+    "papers": (),
+    "doctor": (),
+}
+ALL = tuple(VERBS)
+HOSTS = ("info", "convert", "bench", "eval", "tune", "train", "distill", "compare")
+LOADING = tuple(verb for verb in HOSTS if verb != "compare")
+MEASURED = ("info", "convert", "bench", "eval", "tune")
+LEARNING = ("train", "distill", "compare")
+PICTURES = ("eval", "tune", "train", "distill", "compare")
+ATTENDING = ("info", "convert", "bench", "eval", "train", "distill", "compare")
+SPECS = (*ATTENDING, "tune", "check")
+EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
+THREADED = ("bench", "eval", "tune", "train", "distill", "compare")
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    """A mistake: the words that make it, what the answer must name, and the verbs it can be made with.
+
+    `model` stands in the place of MODEL, `spec` of what attends; the other words follow the sound ones.
+    """
+
+    name: str
+    says: str
+    verbs: tuple[str, ...]
+    words: tuple[str, ...] = ()
+    model: str | None = None
+    spec: str | None = None
+
+    def command(self, verb: str) -> list[str]:
+        sound = list(SOUND[verb])
+        if self.model is not None:
+            sound[0] = self.model
+        if self.spec is not None and verb == "check":
+            sound[0] = self.spec
+        elif self.spec is not None:
+            sound += ["--attention", self.spec]
+        return [verb, *sound, *self.words]
+
+
+def word(name: str, says: str, verbs: tuple[str, ...], *words: str) -> Bad:
+    return Bad(name, says, verbs, words)
+
+
+def model(name: str, given: str, says: str, verbs: tuple[str, ...] = HOSTS) -> Bad:
+    return Bad(name, says, verbs, model=given)
+
+
+def spec(name: str, given: str, says: str, verbs: tuple[str, ...] = SPECS) -> Bad:
+    return Bad(name, says, verbs, spec=given)
+
+
+def weights(name: str, given: str, says: str) -> Bad:
+    return Bad(f"weights {name}", says, LOADING, ("--weights", given))
+
+
+def data(name: str, given: str, says: str, verbs: tuple[str, ...] = PICTURES) -> Bad:
+    return Bad(f"data {name}", says, verbs, ("--data", given))
+
+
+TABLE = [
+    # MODEL
+    model("model unknown", "nothing_like_it", "unknown model 'nothing_like_it'"),
+    model("model misspelt", "deit_tiny_patch16_225", "Did you mean 'deit_tiny_patch16_224'"),
+    model("model empty", "", "unknown model ''"),
+    model("model in other letters", "视觉", "unknown model '视觉'"),
+    model("model very long", "m" * 5000, "File name too long|unknown model"),
+    model("model file missing", "none.safetensors", "none.safetensors"),
+    model("model file empty", "empty.safetensors", "empty.safetensors"),
+    model("model file cut", "cut.safetensors", "cut.safetensors"),
+    model("model file garbage", "garbage.safetensors", "garbage.safetensors"),
+    model("model file with a flipped bit", "flipped.safetensors", "does not match its digest"),
+    model("model file of weights alone", "weights.safetensors", "does not say of which model"),
+    model("model file that is text", "notes.txt", "notes.txt"),
+    model("model folder of something else", "pictures", "pictures"),
+    model("model that cannot be converted", "resnet10t", "resnet10t|ResNet", ("info", "convert", "bench", "compare")),
+    # attentions
+    spec("attention unknown", "nothing", "unknown attention 'nothing'"),
+    spec("attention misspelt", "fovael", "Did you mean 'foveal'"),
+    spec("attention empty", "", "attention"),
+    spec("attention in other letters", "注意", "attention"),
+    spec("attention very long", "foveal:keep=" + "9" * 5000, "keep"),
+    spec("attention of many layers", "/".join(["full"] * 500), "500|read", SPECS),
+    spec("option unknown", "foveal:kep=0.1", "Did you mean 'keep'"),
+    spec("option twice", "foveal:keep=0.1,keep=0.2", "given twice"),
+    spec("option out of range", "foveal:keep=7", "out of range"),
+    spec("option negative", "foveal:keep=-1", "out of range"),
+    spec("option NaN", "foveal:keep=nan", "keep"),
+    spec("option of another type", "foveal:keep=much", "cannot be read"),
+    spec("attention for too many layers", "99xfull", "99|read"),
+    spec("attention without a keep to tune", "full", "no keep option", ("tune",)),
+    # sizes
+    *(
+        word(f"size {size}", "size", (*MEASURED, *LEARNING), "--size", size)
+        for size in ("0", "-1", "1000000000", "384x", "x", "1e3", "²", "32x32x32", "nan", "")
+    ),
+    word("size no multiple of the patch", "33", (*MEASURED, *LEARNING), "--size", "33"),
+    # weights
+    weights("missing", "none.safetensors", "none.safetensors"),
+    weights("empty", "empty.safetensors", "empty.safetensors"),
+    weights("cut", "cut.safetensors", "cut.safetensors"),
+    weights("garbage", "garbage.safetensors", "garbage.safetensors"),
+    weights("that would run code", "evil.pt", "evil.pt"),
+    weights("NaN", "nan.safetensors", "holds NaN or infinity"),
+    weights("infinite", "infinite.safetensors", "holds NaN or infinity"),
+    weights("of another model", "other.safetensors", "do not fit the model"),
+    weights("without tensors", "hollow.safetensors", "do not fit the model"),
+    weights("a folder", "pictures", "pictures"),
+    weights("no name", "", "weights"),
+    weights("text", "notes.txt", "notes.txt"),
+    # data
+    data("missing", "nowhere", "nowhere"),
+    data("empty name", "", "data"),
+    data("empty folder", "nothing", "no images"),
+    data("a file", "notes.txt", "is a file"),
+    data("broken pictures", "broken", "read", LEARNING),
+    data("pictures of no bytes", "hollow", "read", LEARNING),
+    data("broken pictures without labels", "broken/cat", "read", ("eval", "tune")),
+    data("pictures of no bytes without labels", "hollow/a", "read", ("eval", "tune")),
+    data("an empty class", "half", "holds no images"),
+    data("unknown torchvision set", "Nothing@pictures", "Nothing"),
+    data("without labels", "loose", "without labels", ("train", "compare")),
+    # files to write
+    word("json a folder", "is a folder", ALL, "--json", "pictures"),
+    word("json under a file", "is not a folder", ALL, "--json", "notes.txt/x.json"),
+    word("json somebody's file", "--force", ALL, "--json", "notes.txt"),
+    word("json where nothing can be", "/proc", ALL, "--json", "/proc/none/x.json"),
+    word("json without a name", "expected the name of a file", ALL, "--json", ""),
+    word("json into the plug-in", "reads", ALL, "--plugin", "sound_plugin.py", "--json", "sound_plugin.py", "--force"),
+    word("out over the weights", "reads", ("convert", "tune"), "--weights", "weights.safetensors", "--out",
+         "weights.safetensors", "--force"),
+    word("out without an ending", ".safetensors", ("convert", "tune"), "--out", "model"),
+    word("out somebody's file", "--force", ("convert", "tune"), "--out", "weights.safetensors"),
+    word("out and json the same", "is also the file of", ("convert", "tune"), "--out", "a.safetensors", "--json",
+         "a.safetensors"),
+    word("out a file", "notes.txt", LEARNING, "--out", "notes.txt"),
+    word("out under a file", "notes.txt", LEARNING, "--out", "notes.txt/run"),
+    word("plot of unknown kind", ".png", ("bench", "tune"), "--plot", "curve.gif"),
+    # plug-ins
+    word("plug-in missing", "none.py", ALL, "--plugin", "none.py"),
+    word("plug-in a folder", "is not a file", ALL, "--plugin", "pictures"),
+    word("plug-in that raises", "ZeroDivisionError", ALL, "--plugin", "raising.py"),
+    word("plug-in that leaves", "SystemExit", ALL, "--plugin", "leaving.py"),
+    word("plug-in that is no Python", "SyntaxError", ALL, "--plugin", "wrong.py"),
+    word("plug-in with another ending", "is not a Python file", ALL, "--plugin", "notes.txt"),
+    # numbers
+    *(word(f"threads {n}", "--threads", THREADED, "--threads", n) for n in ("0", "-1", "many", "9" * 5000)),
+    *(word(f"batch {n}", "batch", ("bench", "eval", *LEARNING), "--batch", n) for n in ("0", "-1", "1.5", "")),
+    word("batch that no memory holds", "memory", ("bench",), "--batch", "100000000"),
+    word("batch without pictures enough", "batch|few", LEARNING, "--batch", "100000000"),
+    *(word(f"budget {n}", "budget", ("bench", "compare"), "--budget", n) for n in ("0", "-1", "nan", "inf", "x")),
+    *(word(f"crop {n}", "crop", ("eval", "tune", *LEARNING), "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
+    *(word(f"limit {n}", "--limit", ("eval",), "--limit", n) for n in ("0", "-1", "x")),
+    *(word(f"images {n}", "--images", ("tune",), "--images", n) for n in ("0", "x")),
+    *(word(f"workers {n}", "workers", ("eval", *LEARNING), "--workers", n) for n in ("-5", "x")),
+    *(word(f"seed {n}", "seed", ("bench", *LEARNING), "--seed", n) for n in ("-1", "x", "1e3")),
+    *(word(f"seeds {n}", "seed", ("compare",), "--seeds", n) for n in ("-1", "x")),
+    *(word(f"max-drop {n}", "drop", ("tune",), "--max-drop", n) for n in ("nan", "-1", "x", "inf")),
+    *(word(f"target-ms {n}", "target", ("tune",), "--target-ms", n) for n in ("nan", "-1", "0", "x", "inf")),
+    *(word(f"rates {n}", "rates|keep", ("tune",), "--rates", n) for n in ("2", "-1", "nan", "x")),
+    word("both bounds", "--target-ms", ("tune",), "--max-drop", "1", "--target-ms", "5"),
+    *(word(f"epochs {n}", "epochs", LEARNING, "--epochs", n) for n in ("-1", "x", "nan")),
+    *(word(f"lr {n}", "lr", LEARNING, "--lr", n) for n in ("-1", "x", "nan", "inf")),
+    *(word(f"patch {n}", "patch", ("compare",), "--patch", n) for n in ("0", "5", "x")),
+    *(word(f"larger {n}", "larger", ("compare",), "--larger", n) for n in ("0", "x")),
+    # words
+    word("layers backwards", "layers", ("convert",), "--layers", "5-2"),
+    word("layers nonsense", "layers", ("convert",), "--layers", "first"),
+    word("layers that are not there", "layer", ("convert",), "--layers", "99"),
+    word("below-breakeven", "--below-breakeven", ("convert", "bench"), "--below-breakeven", "maybe"),
+    word("predictor missing", "none.safetensors", ("convert", "bench", "eval", "distill"), "--predictor",
+         "none.safetensors", "--attention", "sparsifiner"),
+    word("predictor that is none", "is not a predictor", ("convert", "bench", "eval", "distill"), "--predictor",
+         "weights.safetensors", "--attention", "sparsifiner"),
+    word("predictor of another model", "layers", ("convert", "bench", "eval", "distill"), "--predictor",
+         "deit_tiny_patch16_224", "--attention", "sparsifiner"),
+    word("recipe unknown", "qick", LEARNING, "--recipe", "qick"),
+    word("recipe field unknown", "epoch", ("train", "compare"), "--recipe", "quick:epoch=1"),
+    word("recipe value unreadable", "epochs", ("train", "compare"), "--recipe", "quick:epochs=x"),
+    word("phase unknown", "nothing", ("distill",), "--phase", "nothing:epochs=1"),
+    word("phase field unknown", "nothing", ("distill",), "--phase", "all:nothing=1"),
+    word("optimizer unknown", "nothing", LEARNING, "--optimizer", "nothing"),
+    word("precision unknown", "precision", LEARNING, "--precision", "fp1"),
+    word("device unknown", "device", LEARNING, "--device", "abacus"),
+    word("option that does not exist", "--nonsense", ALL, "--nonsense"),
+    word("option without its value", "--json", ALL, "--json"),
+    word("one word too many", "unrecognized arguments", EXACT, "--force", "too", "many"),
+    word("table unknown", "unknown table 'lavit-99'", ("papers",), "lavit-99"),
+    word("name unknown", "unknown attention 'nothing'", ("list",), "nothing"),
+]  # fmt: skip
+
+
+class Evil:
+    """Unpickled, it would leave a mark."""
+
+    def __reduce__(self) -> tuple:
+        return os.mkdir, ("hacked",)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything the table names."""
+    root = tmp_path_factory.mktemp("world")
+    micro = timm.create_model(MODEL)
+    sound = micro.state_dict()
+    attendless.save(micro, root / "saved.safetensors")
+    saved = (root / "saved.safetensors").read_bytes()
+    (root / "empty.safetensors").write_bytes(b"")
+    (root / "cut.safetensors").write_bytes(saved[: len(saved) // 2])
+    (root / "garbage.safetensors").write_bytes(os.urandom(5000))
+    (root / "flipped.safetensors").write_bytes(saved[:-5] + bytes([saved[-5] ^ 1]) + saved[-4:])
+    save_file(sound, root / "weights.safetensors")
+    save_file({}, root / "hollow.safetensors")
+    first = next(iter(sound))
+    for name, value in (("nan", float("nan")), ("infinite", float("inf"))):
+        save_file({**sound, first: torch.full_like(sound[first], value)}, root / f"{name}.safetensors")
+    save_file(timm.create_model("resnet10t").state_dict(), root / "other.safetensors")
+    (root / "evil.pt").write_bytes(pickle.dumps(Evil()))
+    (root / "notes.txt").write_text("somebody's notes")
+    (root / "sound_plugin.py").write_text("")
+    (root / "raising.py").write_text("1 / 0\n")
+    (root / "leaving.py").write_text("raise SystemExit(0)\n")
+    (root / "wrong.py").write_text("not python at all\n")
+    for number in range(6):
+        for folder in ("pictures/cat", "pictures/dog", "half/cat", "loose"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            for name in (f"{number}.png", f"{number}.bmp"):
+                Image.new("RGB", (40, 40), (40 * number, 0, 0)).save(root / folder / name)
+        contents = {"broken/cat": b"no picture", "broken/dog": b"\x89PNG", "hollow/a": b"", "hollow/b": b""}
+        for folder, content in contents.items():
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            (root / folder / f"{number}.png").write_bytes(content)
+    (root / "half" / "dog").mkdir()
+    (root / "nothing").mkdir()
+    return root
+
+
+def snapshot(root: Path) -> dict[str, tuple]:
+    """Name → when it was changed, and what it holds."""
+    return {
+        str(path.relative_to(root)): (
+            path.stat().st_mtime_ns if path.is_file() else None,
+            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "",
+        )
+        for path in sorted(root.rglob("*"))
+    }
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+CASES = [pytest.param(bad, verb, id=f"{verb}: {bad.name[:40]}") for bad in TABLE for verb in bad.verbs]
+
+
+@pytest.mark.parametrize(("bad", "verb"), CASES)
+def test_bad_input_is_answered_in_one_line(
+    bad: Bad, verb: str, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(world)
+    before = snapshot(world)
+    with pytest.raises(SystemExit) as stop:
+        main(bad.command(verb))
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert printed.err.startswith("attendless: error: ")
+    assert printed.err.count("\n") == 1, printed.err
+    assert len(printed.err) < 1500
+    assert any(text in printed.err for text in bad.says.split("|")), printed.err
+    assert snapshot(world) == before
+
+
+def test_the_table_is_as_large_as_promised() -> None:
+    assert len({bad.name for bad in TABLE}) == len(TABLE) >= 60
+    assert {verb for bad in TABLE for verb in bad.verbs} == set(VERBS)
