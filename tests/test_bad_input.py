@@ -39,6 +39,7 @@ ALL = tuple(VERBS)
 HOSTS = ("info", "convert", "bench", "eval", "tune", "train", "distill", "compare")
 LOADING = tuple(verb for verb in HOSTS if verb != "compare")
 MEASURED = ("info", "convert", "bench", "eval", "tune")
+CLOCKED = ("bench", "tune", "compare")
 LEARNING = ("train", "distill", "compare")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
 ATTENDING = ("info", "convert", "bench", "eval", "train", "distill", "compare")
@@ -151,7 +152,8 @@ TABLE = [
     data("pictures of no bytes", "hollow", "read", LEARNING),
     data("broken pictures without labels", "broken/cat", "read", ("eval", "tune")),
     data("pictures of no bytes without labels", "hollow/a", "read", ("eval", "tune")),
-    data("an empty class", "half", "holds no images"),
+    data("an empty class", "half", "holds no images", ("eval", *LEARNING)),
+    data("too few pictures to judge by", "half", "at least 6", ("tune",)),
     data("unknown torchvision set", "Nothing@pictures", "Nothing"),
     data("without labels", "loose", "without labels", ("train", "compare")),
     # files to write
@@ -180,9 +182,9 @@ TABLE = [
     # numbers
     *(word(f"threads {n}", "--threads", THREADED, "--threads", n) for n in ("0", "-1", "many", "9" * 5000)),
     *(word(f"batch {n}", "batch", ("bench", "eval", *LEARNING), "--batch", n) for n in ("0", "-1", "1.5", "")),
-    word("batch that no memory holds", "memory", ("bench",), "--batch", "100000000"),
+    word("batch that no memory holds", "expected a batch of at most", ("bench",), "--batch", "100000000"),
     word("batch without pictures enough", "batch|few", LEARNING, "--batch", "100000000"),
-    *(word(f"budget {n}", "budget", ("bench", "compare"), "--budget", n) for n in ("0", "-1", "nan", "inf", "x")),
+    *(word(f"budget {n}", "budget", CLOCKED, "--budget", n) for n in ("0", "-1", "nan", "inf", "x")),
     *(word(f"crop {n}", "crop", ("eval", "tune", *LEARNING), "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
     *(word(f"limit {n}", "--limit", ("eval",), "--limit", n) for n in ("0", "-1", "x")),
     *(word(f"images {n}", "--images", ("tune",), "--images", n) for n in ("0", "x")),

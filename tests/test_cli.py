@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from attendless_cli.main import VERBS, main
+from attendless.errors import UserError
+from attendless_cli.main import VERBS, _own_words, main
 from attendless_cli.output import Lines
 
 START = "from attendless_cli.main import run; run({!r})"
@@ -324,3 +325,21 @@ def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 11
     assert told(30.0, 3000, capsys)[0] == "images 1/3,000, 30 s, about 25 h 0 min left"
     assert told(30.0, 3, capsys)[0] == "images 1/3, 30 s, about 60 s left"
+
+
+def test_an_error_from_a_process_that_prepares_images_is_said_in_its_own_words() -> None:
+    from torch.utils.data import DataLoader
+
+    with pytest.raises(UserError) as caught:
+        list(DataLoader(_Unreadable(), num_workers=1))
+    assert "Traceback" in str(caught.value)
+    assert _own_words(str(caught.value)).strip() == "not one picture can be read"
+    assert _own_words("plain") == "plain"
+
+
+class _Unreadable:
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        raise UserError("not one picture can be read")

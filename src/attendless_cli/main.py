@@ -138,7 +138,7 @@ def _run(args: argparse.Namespace) -> int:
             sys.stdout.flush()
             return code
     except UserError as error:
-        fail(str(error))
+        fail(_own_words(str(error)))
     except BrokenPipeError:  # the reader (head, less) has gone; there is nobody left to tell
         _drop_output()
         return 0
@@ -181,6 +181,11 @@ def _leaving_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _own_words(message: str) -> str:
+    """The error itself: out of a process that prepares images, PyTorch hands it on with that process's traceback."""
+    return message.rpartition("UserError: ")[2] if "Original Traceback" in message else message
 
 
 def _stopped() -> int:
