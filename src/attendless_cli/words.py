@@ -104,14 +104,18 @@ def _number(text: str, expected: str, good: Callable[[float], bool]) -> float:
 
 
 def positive(text: str) -> int:
-    good = text.isascii() and text.isdecimal() and len(text) < 10
-    if not good or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from 1 to 999999999")
-    return int(text)
+    return _whole(text, 1)
 
 
 def count(text: str) -> int:
-    return 0 if text == "0" else positive(text)
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    good = text.isascii() and text.isdecimal() and len(text) < 10
+    if not good or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from {least} to 999999999")
+    return int(text)
 
 
 def above_zero(text: str) -> float:
