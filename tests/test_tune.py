@@ -375,11 +375,11 @@ def test_the_model_chosen_is_saved_and_the_next_command_is_said(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--max-drop", "nan"], "max_drop=nan"),
-        (["--target-ms", "-1"], "target_ms=-1"),
+        (["--max-drop", "nan"], "--max-drop: 'nan': expected a number that is 0 or more"),
+        (["--target-ms", "-1"], "--target-ms: '-1': expected a number above 0"),
         (["--rates", "2"], "'2': expected a number above 0"),
         (["--rates"], "expected at least one argument"),
-        (["--budget", "nan"], "--budget nan"),
+        (["--budget", "nan"], "--budget: 'nan': expected a number above 0"),
         (["--attention", "window"], "no keep option"),
         (["--size", "32", "48", "--out", "x.safetensors"], "give one --size"),
     ],
