@@ -64,7 +64,7 @@ def _axial(
 @register
 class Axial(Attention):
     name = "axial"
-    provides = frozenset({"class_attention"})
+    provides = frozenset({"class_attention", "keys"})
     examples = ("axial",)
     executes_more = "the product along a column meets the patch itself a second time, and masks it"
 

@@ -176,7 +176,7 @@ def _fresh_plan(height: int, width: int, prefix: int, options: BigBirdOptions, h
 @register
 class BigBird(Attention):
     name = "bigbird"
-    provides = frozenset({"class_attention"})
+    provides = frozenset({"class_attention", "keys"})
     Options = BigBirdOptions
     examples = (
         "bigbird",

@@ -31,9 +31,10 @@ class Attention(nn.Module):
     Options: ClassVar[type[BaseOptions]] = BaseOptions
     #: Context entries (see `ENTRIES`) that the layer before must leave.
     reads: ClassVar[frozenset[str]] = frozenset()
-    #: Context entries that this one can leave, if the next layer reads them. Where prefix queries see every token, the
-    #: class token's attention is a row of full attention, and `forward` leaves it: stating it here is enough.
-    provides: ClassVar[frozenset[str]] = frozenset()
+    #: Context entries that this one can leave, if the next layer or a reducer reads them. Where prefix queries see every
+    #: token, the class token's attention is a row of full attention: stating it here, or `keys`, is enough, and `forward`
+    #: leaves it.
+    provides: ClassVar[frozenset[str]] = frozenset({"keys"})
     #: Specs worth trying: the contract test runs each of them, and `attendless list` shows them.
     examples: ClassVar[tuple[str, ...]] = ()
     #: Weights of the mechanism's own that weight decay must leave alone.
@@ -127,7 +128,7 @@ class Attention(nn.Module):
 
     def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
         """Seconds `attend` should take on this machine and full attention in its place; None: there is no estimate."""
-        case = self.case(grid, batch)
+        case = self.case(grid.condensed(), batch)
         return None if case is None else dispatch.against_full(case)
 
     def predictor(self) -> dict[str, nn.Parameter]:
@@ -181,8 +182,12 @@ class Attention(nn.Module):
         self.check(grid)
 
     def class_row(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
-        """How much of its attention the class token, which sees every token, gives each: [B, H, N]."""
-        row, bias = self.scale * q[:, :, :1] @ k.transpose(-2, -1), grid.key_bias(q.dtype)
+        """How much of its attention the class token, which sees every token, gives each: [B, H, N].
+
+        Where there is none, the mean of all queries stands in for it.
+        """
+        first = q[:, :, :1] if grid.prefix else q.mean(2, keepdim=True)
+        row, bias = self.scale * first @ k.transpose(-2, -1), grid.key_bias(q.dtype)
         return torch.softmax(row if bias is None else row + bias[:, None, None], dim=-1)[:, :, 0]
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -202,6 +207,8 @@ class Attention(nn.Module):
         out, context = self.attend(q, k, v, context)
         if "class_attention" in context.wants & self.provides:
             context = context.replace(class_attention=self.class_row(q, k, context.grid))
+        if "keys" in context.wants & self.provides:
+            context = context.replace(keys=k.mean(1))
         return self.merge(out), context
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:

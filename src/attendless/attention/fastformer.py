@@ -58,6 +58,8 @@ class Fastformer(Attention):
     Options = FastformerOptions
     examples = ("fastformer", "fastformer:plain")
 
+    provides = frozenset()
+
     def setup(self, factory: dict[str, Any]) -> None:
         if self.attn_dim != self.dim:
             raise UserError(

@@ -39,7 +39,7 @@ class Foveal(Attention):
     name = "foveal"
     Options = Options
     examples = ("foveal", "foveal:keep=0.1,tile=1", "foveal:keep=0.2,cell=2,tile=3,coarse=4", "foveal:keep=1")
-    provides = frozenset({"class_attention"})
+    provides = frozenset({"class_attention", "keys"})
     executes_more = "plain PyTorch masks dense products"
 
     def layout(self, grid: Grid) -> definition.Layout:

@@ -61,6 +61,8 @@ class Reduced(Attention):
                 self.sr.weight.copy_(torch.eye(self.dim)[:, :, None, None] / block**2)
                 self.sr.bias.zero_()  # type: ignore[union-attr]
 
+    provides = frozenset()  # its keys are not those of single tokens
+
     def init_weights(self) -> None:
         if hasattr(self, "sr"):
             self.sr.reset_parameters()

@@ -34,7 +34,7 @@ def budget(keep: float, tokens: int) -> int:
 @register
 class Sparsifiner(PredictingAttention):
     name = "sparsifiner"
-    provides = frozenset({"class_attention"})
+    provides = frozenset({"class_attention", "keys"})
     examples = (
         "sparsifiner:rank=8",
         "sparsifiner:keep=0.1,rank=12,rest=pooled",

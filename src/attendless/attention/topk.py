@@ -33,7 +33,7 @@ class Options(options.Options):
 @register
 class TopK(Attention):
     name = "topk"
-    provides = frozenset({"class_attention"})
+    provides = frozenset({"class_attention", "keys"})
     Options = Options
     examples = ("topk", "topk:keep=0.1,rest=pooled,rank=9")
     executes_more = "plain PyTorch masks dense products"

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 ENTRIES = {
     "scores": "its scores before the softmax, [B, H, N, N]",
     "class_attention": "how much of its attention the class token gives each token, [B, H, N]",
+    "keys": "its keys, averaged over the heads, [B, N, D]",
 }
 
 
@@ -63,6 +64,13 @@ class Grid:
         """A grid with so many patches left, for counting costs: which ones is not known."""
         return dataclasses.replace(self.whole(), cells=torch.empty(1, patches, dtype=torch.long, device="meta"))
 
+    def condensed(self) -> Grid:
+        """A whole grid of about as many patches, for estimates: what a reduced one takes is not measured."""
+        if self.cells is None:
+            return self
+        height = max(1, round(self.patches**0.5))
+        return Grid(height, -(-self.patches // height), self.prefix)
+
     def restore(self, x: Tensor) -> Tensor:
         """Tokens x [B, N, C] of this grid back on the whole one: each cell gets the token that stands for it, or zeros
         where nobody does."""
@@ -79,6 +87,13 @@ class Grid:
             owners = self.owners
         there = patches.gather(1, owners.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
         return torch.cat([x[:, : self.prefix], there * (owners >= 0)[..., None].to(x.dtype)], dim=1)
+
+    def balanced(self, x: Tensor) -> Tensor:
+        """Tokens x [B, N, C] scaled so that a plain mean over the patches counts each for the tokens it stands for."""
+        if self.sizes is None:
+            return x
+        share = self.sizes.to(x.dtype) * (self.patches / self.sizes.sum(1, keepdim=True).to(x.dtype))
+        return torch.cat([x[:, : self.prefix], x[:, self.prefix :] * share[..., None]], dim=1)
 
     def __str__(self) -> str:
         prefix = f"{self.prefix}+" if self.prefix else ""
@@ -97,6 +112,7 @@ class Context:
     wants: frozenset[str] = frozenset()
     scores: Tensor | None = None
     class_attention: Tensor | None = None
+    keys: Tensor | None = None
     losses: tuple[tuple[str, Tensor], ...] = ()
 
     def replace(self, **changes: Any) -> Context:
@@ -124,7 +140,7 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
 
 
 _register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix"))
-_register_pytree(Context, ("grid", "scores", "class_attention", "losses"), ("wants",))
+_register_pytree(Context, ("grid", "scores", "class_attention", "keys", "losses"), ("wants",))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -171,7 +171,7 @@ class WindowOptions(options.Options):
 @register
 class Window(Attention):
     name = "window"
-    provides = frozenset({"class_attention"})
+    provides = frozenset({"class_attention", "keys"})
     Options = WindowOptions
     undecayed = frozenset({"relative_position_bias_table"})
     examples = ("window", "window:size=4,shift=2", "window:size=3,bias=false", "window:size=5,shift=2,bias=false")

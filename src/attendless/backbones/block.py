@@ -18,7 +18,7 @@ from .cost import Layer, parameters, weight_macs
 class Block(nn.Module):
     """x + attention(norm x), then x + mlp(norm x), each through LayerScale and stochastic depth where present.
 
-    Between the two a `reducer`, if there is one, drops or merges tokens.
+    Between the two, or before them, a `reducer`, if there is one, drops or merges tokens.
     """
 
     def __init__(
@@ -47,14 +47,16 @@ class Block(nn.Module):
         self.reducer = reducer
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        wants = context.wants
-        asked = wants if self.reducer is None else wants | self.reducer.reads
+        wants, first = context.wants, self.reducer is not None and self.reducer.first
+        asked = wants if self.reducer is None or first else wants | self.reducer.reads
+        if first:
+            x, context = self.reducer(x, context)
         out, context = self.attn(self.norm1(x), context.only(self.attn.reads).replace(wants=asked))
         missing = [entry for entry in asked if getattr(context, entry) is None]
         if missing:
             raise UserError(f"attention {self.attn.spec} was asked for {', '.join(missing)}, but left none")
         x = self.attn.refine(x + self.drop_path1(self.ls1(out)), context)
-        if self.reducer is not None:
+        if self.reducer is not None and not first:
             x, context = self.reducer(x, context)
         # One layer's scores at most are alive: what the next does not read goes here.
         context = context.replace(wants=wants).only(wants)
@@ -64,17 +66,27 @@ class Block(nn.Module):
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         return self.mlp(x)
 
+    def check(self, grid: Grid) -> Grid:
+        """Raise if the attention cannot serve the grid that enters the block; return the grid that leaves it."""
+        after = self.grid_after(grid)
+        serves = after if self.reducer is not None and self.reducer.first else grid
+        if serves.reduced:
+            self.attn.check(serves)
+        return after
+
     def grid_after(self, grid: Grid) -> Grid:
         """The grid that leaves the block."""
         return grid if self.reducer is None else self.reducer.reduced(grid)
 
     def cost(self, name: str, grid: Grid, wants: Collection[str] = ()) -> Layer:
         """The block's row in its host's cost."""
-        if self.reducer is not None:
+        after = self.grid_after(grid)
+        reducing = Macs() if self.reducer is None else self.reducer.macs(grid)
+        if self.reducer is not None and self.reducer.first:
+            grid = after
+        elif self.reducer is not None:
             wants = {*wants, *self.reducer.reads}
-        macs = self.attn.macs(grid, wants) + Macs(mlp=weight_macs(self.mlp, self.grid_after(grid).tokens))
-        if self.reducer is not None:
-            macs += self.reducer.macs(grid)
+        macs = self.attn.macs(grid, wants) + Macs(mlp=weight_macs(self.mlp, after.tokens)) + reducing
         return Layer(name, grid, macs, parameters(self), self.attn.spec, self.attn.choice(grid))
 
 

@@ -24,7 +24,8 @@ _Base: Any = object
 
 
 class ColumnarHost(Host, _Base):
-    """What is added to timm's class. `attention` is one spec for every layer, or one per layer.
+    """What is added to timm's class. `attention` is one spec for every layer, or one per layer; `tokens` one spec of a
+    reducer for the whole model, or nothing.
 
     `scratch=False` is for weights that were trained under another attention: see `Pyramid`.
     """
@@ -32,7 +33,12 @@ class ColumnarHost(Host, _Base):
     blocks: Any
 
     def __init__(
-        self, *args: Any, attention: str | Sequence[Spec] = "full", scratch: bool = True, **kwargs: Any
+        self,
+        *args: Any,
+        attention: str | Sequence[Spec] = "full",
+        tokens: str | Spec = "",
+        scratch: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         if not isinstance(self.patch_drop, nn.Identity):
@@ -43,12 +49,16 @@ class ColumnarHost(Host, _Base):
             raise UserError(f"{len(specs)} attentions were given for {depth} layers")
         grid = self.grid()
         self.blocks = nn.Sequential(*(rebuild_block(b, s, grid) for b, s in zip(self.blocks, specs, strict=True)))
-        self.check_order()
+        self.set_tokens(tokens)
         start_attentions(self.blocks, scratch=scratch and kwargs.get("weight_init") != "skip")
 
     def check_order(self) -> None:
         """Raise unless every attention and reducer finds what it reads."""
         check_order([Place(f"blocks.{i}", block.attn, block.reducer) for i, block in enumerate(self.blocks)])
+        grid = self.grid()
+        for block in self.blocks:
+            grid = block.check(grid)
+        self._check_pool()
 
     @property
     def attention(self) -> str:
@@ -59,6 +69,14 @@ class ColumnarHost(Host, _Base):
         """The token grid of an image of `size` (height, width); of the model's own size if none is given."""
         height, width = self.patch_embed.dynamic_feat_size(size) if size else self.patch_embed.grid_size
         return Grid(height, width, self.num_prefix_tokens)
+
+    def _check_pool(self) -> None:
+        """Raise if the classifier pools patches in a way that dropped or merged ones would make wrong."""
+        dropped = [block.reducer for block in self.blocks if block.reducer is not None and block.reducer.drops]
+        if dropped and self.global_pool not in ("token", "avg", ""):
+            raise UserError(
+                f"reducer {dropped[0].spec} drops patches, but the model's pool {self.global_pool!r} needs every one"
+            )
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         super().set_input_size(img_size=img_size, patch_size=patch_size)
@@ -78,7 +96,15 @@ class ColumnarHost(Host, _Base):
         return self.forward_context(x)[0]
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
-        return self.forward_head(self.forward_features(x, attn_mask=attn_mask, is_causal=is_causal))
+        _refuse_masks(attn_mask, is_causal)
+        x, context = self.forward_context(x)
+        return self.forward_head(self._for_pool(x, context.grid))
+
+    def _for_pool(self, x: Tensor, grid: Grid) -> Tensor:
+        """Tokens for the classifier: where it pools the patches, a merged one counts for all that it stands for."""
+        if self.global_pool == "token" or grid.sizes is None:
+            return x
+        return grid.balanced(x) if self.global_pool == "avg" else grid.restore(x)
 
     def forward_intermediates(
         self,

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..attention import Attention, Context
+from ..attention import Attention, Context, Spec
 from ..attention.values import ENTRIES
 from ..errors import UserError
+from ..tokens import create_reducers, parse_tokens
 
 
 class Step(NamedTuple):
@@ -56,6 +57,33 @@ class Host:
         """What each layer must leave in the context: what the attention of the next one reads."""
         reads = [block.attn.reads for block in self.blocks]
         return [*reads[1:], frozenset()]
+
+    @property
+    def tokens(self) -> str:
+        """What reduces the tokens, as a spec; empty if nothing does."""
+        return next((str(block.reducer.spec) for block in self.blocks if block.reducer is not None), "")
+
+    def set_tokens(self, tokens: str | Spec) -> None:
+        """Let `tokens` (`tome:r=8`) reduce the tokens from now on; `none` takes away what does."""
+        spec = parse_tokens(tokens)
+        blocks = list(self.blocks)
+        found = {} if spec is None else create_reducers(spec, blocks[0].attn.dim, blocks[0].attn.head_dim, len(blocks))
+        before = [block.reducer for block in blocks]
+        for number, block in enumerate(blocks):
+            block.reducer = found.get(number)
+            if block.reducer is not None:
+                weight = block.attn.qkv.weight
+                block.reducer.to(weight.device, weight.dtype).train(block.training)
+        try:
+            self.check_order()
+        except UserError:
+            for block, reducer in zip(blocks, before, strict=True):
+                block.reducer = reducer
+            raise
+
+    def check_order(self) -> None:
+        """Raise unless every attention and reducer finds what it reads, and every attention can serve its grid."""
+        raise NotImplementedError(f"{type(self).__name__} does not define check_order")
 
     def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
         """`forward_features` together with the context the last layer left: extra losses, the final grid."""

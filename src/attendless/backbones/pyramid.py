@@ -121,6 +121,9 @@ class Pyramid(Host, nn.Module):
         for i, stage in enumerate(self.stages):
             places = [(f"stages.{i}.blocks.{j}", block) for j, block in enumerate(stage.blocks)]
             check_order([Place(name, block.attn, block.reducer) for name, block in places])
+        for stage, grid in zip(self.stages, self.grids(), strict=True):
+            for block in stage.blocks:
+                grid = block.check(grid)
 
     @property
     def attention(self) -> str:

@@ -1,5 +1,11 @@
-"""Token reduction: what drops or merges tokens between attention and MLP."""
+"""Token reduction: what drops or merges tokens, one file each."""
 
+import sys
+
+from ..plugins import import_package
 from .contract import Reducer
+from .registry import NONE, create_reducers, parse_tokens, reducers, register_reducer
 
-__all__ = ["Reducer"]
+import_package(sys.modules[__name__])
+
+__all__ = ["NONE", "Reducer", "create_reducers", "parse_tokens", "reducers", "register_reducer"]

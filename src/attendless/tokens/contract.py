@@ -1,32 +1,66 @@
-"""The contract a token reducer keeps. It stands in a block between attention and MLP.
+"""The contract a token reducer keeps. Most stand in a block between attention and MLP:
 
     x + attention → reducer → MLP: from here on fewer tokens are computed with
 
-A reducer leaves prefix tokens alone, returns the tokens that remain and a context whose grid says, per image, which
-cell each came from (`cells`), how many tokens it stands for (`sizes`) and which token stands for each cell (`owners`),
-so that `Grid.restore` can put the result back on the whole grid. How many tokens remain follows from the grid alone:
-shapes are static, costs can be counted beforehand, and a compiler sees no surprise.
+or, with `first`, before the attention. A reducer leaves prefix tokens alone, returns the tokens that remain and a
+context whose grid says, per image, which cell each came from (`cells`), how many tokens it stands for (`sizes`) and
+which token stands for each cell (`owners`), so that `Grid.restore` can put the result back on the whole grid. How many
+tokens remain follows from the grid alone: shapes are static, costs can be counted beforehand, and a compiler sees no
+surprise.
+
+One spec (`tome:r=8`) speaks for a whole model: the class says in which of its layers it stands, and the module in each
+of them knows its layer's number.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from ..attention import Context, Grid, Macs
+from ..attention import Context, Grid, Macs, Spec
+from ..attention.values import ENTRIES
+from ..errors import UserError
+from ..options import Options as BaseOptions
 
 
 class Reducer(nn.Module):
-    """`forward(x_BNC, context) -> (x_BnC, context)`, the context on the grid that is left."""
+    """`forward(x_BNC, context) -> (x_BnC, context)`, the context on the grid that is left.
+
+    A mechanism states its `name` and `Options`, and writes `layers`, `remaining` and `forward`.
+    """
 
     name: ClassVar[str]
+    Options: ClassVar[type[BaseOptions]] = BaseOptions
     #: Context entries that the attention of the same block must leave, such as `class_attention`.
     reads: ClassVar[frozenset[str]] = frozenset()
+    #: Whether it stands before the block's attention rather than between attention and MLP.
+    first: ClassVar[bool] = False
+    #: Whether tokens go without any other taking over what they stood for.
+    drops: ClassVar[bool] = False
+    #: Specs worth trying: tests run each of them, and `attendless list` shows them.
+    examples: ClassVar[tuple[str, ...]] = ()
 
-    def reduced(self, grid: Grid) -> Grid:
-        """The grid that is left of `grid`, for counting: `Grid.reduced_to(patches)`."""
-        raise NotImplementedError(f"{type(self).__name__} does not define reduced")
+    def __init__(
+        self, dim: int, head_dim: int, options: BaseOptions | None = None, *, layer: int = 0, depth: int = 1
+    ) -> None:
+        """`dim` is the model's width, `head_dim` that of a head's keys; this is layer number `layer` of `depth`."""
+        super().__init__()
+        self.dim, self.head_dim, self.layer, self.depth = dim, head_dim, layer, depth
+        self.options: Any = options if options is not None else self.Options()
+        if unknown := self.reads - ENTRIES.keys():
+            raise UserError(f"reducer {self.name} reads {', '.join(unknown)}: there are only {', '.join(ENTRIES)}")
+
+    # What a mechanism writes -------------------------------------------------------------------------------------
+
+    @classmethod
+    def layers(cls, options: Any, depth: int) -> list[int]:
+        """The layers of a model of `depth` in which it stands."""
+        return list(range(depth))
+
+    def remaining(self, patches: int) -> int:
+        """How many of so many patches are left."""
+        raise NotImplementedError(f"{type(self).__name__} does not define remaining")
 
     def macs(self, grid: Grid) -> Macs:
         """What choosing or merging costs for one image on `grid`."""
@@ -34,3 +68,17 @@ class Reducer(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
+
+    # What every mechanism gets -----------------------------------------------------------------------------------
+
+    @property
+    def spec(self) -> Spec:
+        return Spec(self.name, self.options)
+
+    def reduced(self, grid: Grid) -> Grid:
+        """The grid that is left of `grid`, for counting."""
+        left = self.remaining(grid.patches)
+        return grid if left == grid.patches else grid.reduced_to(left)
+
+    def extra_repr(self) -> str:
+        return f"{self.spec}, layer={self.layer} of {self.depth}"

@@ -1,0 +1,129 @@
+"""Merging tokens that are alike: every second patch looks for the one most like it among the others, and the surest
+pairs become one.
+
+    a, b = the patches 1, 3, 5, … and 0, 2, 4, … (which is ToMe's division where there is one prefix token)
+    s_i  = max over j of cos(key of a_i, key of b_j) − protect · log(importance of a_i)
+    the r patches of a with the largest s_i join their partner in b, by a mean that counts what each stands for
+
+Afterwards the patches left of a come first, in their order, then b. Equal s: the earlier patch goes, to the earlier
+partner. With `window`, partners are looked for only in the same window of the grid; a patch alone there goes last.
+
+Shapes: B batch · N tokens, prefix first · n patches · m = n − r of them left · C width · D width of a key.
+This file is the definition in PyTorch, differentiable in x and sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclasses.dataclass(frozen=True)
+class Merging:
+    """What is known of a call beforehand: a grid of `height` × `width` with `prefix` tokens in front, of whose patches
+    so many are there and `r` of them are to go."""
+
+    height: int
+    width: int
+    prefix: int
+    patches: int
+    r: int
+    window: int = 0
+    protect: float = 0.0
+
+
+class Merged(NamedTuple):
+    """The tokens left [B, N − r, C]; of each patch what it stands for (`sizes`), the grid's cell it stands in
+    (`cells`), both [B, m]; and of every cell of the grid who stands for it (`owners`, −1: nobody) [B, height · width]."""
+
+    x: Tensor
+    sizes: Tensor
+    cells: Tensor
+    owners: Tensor
+
+
+def merge(
+    x: Tensor,
+    keys: Tensor,
+    plan: Merging,
+    *,
+    importance: Tensor | None = None,
+    sizes: Tensor | None = None,
+    cells: Tensor | None = None,
+    owners: Tensor | None = None,
+) -> Merged:
+    """Tokens x [B, N, C] with keys [B, N, D] and, if anything is to be protected, importance [B, N].
+
+    `sizes` [B, n], `cells` [B, n] and `owners` [B, height · width] are those of earlier merging; without them every
+    patch stands for itself, in its own place.
+    """
+    P, n = plan.prefix, plan.patches
+    if cells is None:
+        cells = torch.arange(n, device=x.device).expand(len(x), n)
+    index = match(keys[:, P:], plan, None if importance is None else importance[:, P:], cells)
+    merged, total = join(x[:, P:], index, n - plan.r, sizes)
+    # b comes last: it stays where it is, whoever joins it.
+    places = cells.new_empty(len(x), n - plan.r)
+    places = places.scatter(1, index[:, 1::2], cells[:, 1::2]).scatter(1, index[:, ::2], cells[:, ::2])
+    moved = reowned(index, cells, owners, plan.height * plan.width)
+    return Merged(torch.cat([x[:, :P], merged], dim=1), total, places, moved)
+
+
+@torch.no_grad()
+def match(keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor) -> Tensor:
+    """The place each of the patches with keys [B, n, D] has afterwards: [B, n]."""
+    likeness, partner = similarities(keys, plan, importance, cells)
+    order = likeness.argsort(dim=-1, descending=True, stable=True)
+    goes = torch.zeros_like(partner, dtype=torch.bool).scatter(1, order[:, : plan.r], True)
+    B, half = partner.shape
+    stays = half - plan.r
+    index = partner.new_empty(B, plan.patches)
+    index[:, 1::2] = torch.where(goes, stays + partner, (~goes).cumsum(1) - 1)
+    index[:, ::2] = torch.arange(stays, stays + plan.patches - half, device=keys.device)
+    return index
+
+
+def similarities(keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every patch of a: how sure its best pair is, and which partner that is, both [B, n // 2]."""
+    unit = F.normalize(keys.float(), dim=-1)
+    cosine = unit[:, 1::2] @ unit[:, ::2].transpose(1, 2)
+    if plan.window:
+        window = windows(plan, cells)
+        cosine = cosine.masked_fill(window[:, 1::2, None] != window[:, None, ::2], -torch.inf)
+    likeness, partner = cosine.max(dim=-1)
+    if plan.protect and importance is not None:
+        likeness = likeness - plan.protect * importance[:, 1::2].float().log()
+    return likeness, partner
+
+
+def windows(plan: Merging, cells: Tensor) -> Tensor:
+    """The window each patch lies in."""
+    row, column = cells // plan.width // plan.window, cells % plan.width // plan.window
+    return row * -(-plan.width // plan.window) + column
+
+
+def join(x: Tensor, index: Tensor, left: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Patches x [B, n, C] that go to `index` [B, n] → their means [B, left, C] by what they stand for, and the sums of
+    that [B, left]."""
+    weight = x.new_ones(x.shape[:2]) if sizes is None else sizes.to(x.dtype)
+    total = x.new_zeros(len(x), left).scatter_add(1, index, weight)
+    wide = index[..., None].expand_as(x)
+    summed = x.new_zeros(len(x), left, x.shape[2]).scatter_add(1, wide, x * weight[..., None])
+    return summed / total[..., None], total
+
+
+def reowned(index: Tensor, cells: Tensor, owners: Tensor | None, count: int) -> Tensor:
+    """Who stands for each of the grid's `count` cells once patch i has become index[:, i] (−1: it is gone)."""
+    if owners is None:
+        owners = cells.new_full((len(cells), count), -1)
+        owners = owners.scatter(1, cells, torch.arange(cells.shape[1], device=cells.device).expand_as(cells))
+    return torch.where(owners < 0, -1, index.gather(1, owners.clamp(min=0)))
+
+
+def macs(plan: Merging, width: int) -> int:
+    """Multiply-accumulates of the comparison, for keys of this width."""
+    return (plan.patches // 2) * (plan.patches - plan.patches // 2) * width

@@ -1,0 +1,79 @@
+"""EViT: the patches that the class token attends to most stay; the others go, or become one token.
+
+    score = class token's attention, averaged over heads (no class token: that of the mean query)
+    ⌈keep · n⌉ of n patches stay, in their order; with `fuse`, Σ score · x of the others is one more token, the last
+
+in the layers `at`. From then on the fused token is a token like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import torch
+from torch import Tensor
+
+from .. import options
+from ..attention import Context, Grid
+from ..sparse.merging import reowned
+from .contract import Reducer
+from .registry import register_reducer
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(options.Options):
+    keep: float = options.option(0.7, "share of the patches that stay each time", low=0, high=1)
+    at: tuple[int, ...] = options.option((3, 6, 9), "layers in which patches go", low=0)
+    fuse: bool = options.option(True, "put those that go together into one token")
+
+
+@register_reducer
+class EViT(Reducer):
+    name = "evit"
+    Options = Options
+    reads = frozenset({"class_attention"})
+    examples = ("evit:keep=0.5,at=1", "evit:keep=0.7,at=0/1,fuse=false")
+
+    @classmethod
+    def layers(cls, given: Options, depth: int) -> list[int]:
+        return list(given.at) if given.keep < 1 else []
+
+    @property
+    def drops(self) -> bool:  # type: ignore[override]
+        return not self.options.fuse
+
+    def staying(self, patches: int) -> int:
+        return max(1, math.ceil(self.options.keep * patches))
+
+    def remaining(self, patches: int) -> int:
+        staying = self.staying(patches)
+        return staying + int(self.options.fuse and staying < patches)
+
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        grid, P = context.grid, context.grid.prefix
+        assert context.class_attention is not None
+        score = context.class_attention.mean(1)[:, P:]
+        count, staying = grid.patches, self.staying(grid.patches)
+        if staying == count:
+            return x, context
+        order = score.argsort(dim=1, descending=True, stable=True)
+        kept, gone = order[:, :staying].sort(dim=1).values, order[:, staying:]
+        patches = _take(x[:, P:], kept)
+        cells = torch.arange(count, device=x.device).expand_as(score) if grid.cells is None else grid.cells
+        chosen, fate = cells.gather(1, kept), -1
+        if self.options.fuse:
+            weight = score.gather(1, gone)[..., None]
+            patches = torch.cat([patches, (_take(x[:, P:], gone) * weight).sum(1, keepdim=True)], dim=1)
+            # It stands where the most attended of them stood: somewhere it must, for attentions that ask where.
+            chosen, fate = torch.cat([chosen, cells.gather(1, gone[:, :1])], dim=1), staying
+        index = kept.new_full(score.shape, fate).scatter(
+            1, kept, torch.arange(staying, device=x.device).expand_as(kept)
+        )
+        owners = reowned(index, cells, grid.owners, grid.height * grid.width)
+        left = Grid(grid.height, grid.width, P, cells=chosen, owners=owners)
+        return torch.cat([x[:, :P], patches], dim=1), context.replace(grid=left)
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))

@@ -1,0 +1,52 @@
+"""Token reducers by name. Every module of this package registers its own; so can a user's file."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from .. import options as specs
+from ..errors import UserError
+from ..options import Spec
+from ..plugins import remember_source
+from .contract import Reducer
+
+#: What is written for "no token reduction".
+NONE = "none"
+_REDUCERS: dict[str, type[Reducer]] = {}
+R = TypeVar("R", bound=type[Reducer])
+
+
+def register_reducer(cls: R) -> R:
+    """Class decorator: make a reducer known under its `name`."""
+    name = cls.__dict__.get("name")
+    if not isinstance(name, str) or not name.isidentifier() or name == NONE:
+        raise UserError(f"{cls.__name__} needs a class attribute `name`: a word other than {NONE!r}, got {name!r}")
+    other = _REDUCERS.get(name)
+    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise UserError(f"reducer {name!r} already exists: {other.__module__}.{other.__qualname__}")
+    _REDUCERS[name] = cls
+    remember_source(cls)
+    return cls
+
+
+def reducers() -> dict[str, type[Reducer]]:
+    """Every registered reducer, by name."""
+    return dict(sorted(_REDUCERS.items()))
+
+
+def parse_tokens(text: str | Spec) -> Spec | None:
+    """`tome:r=8` into its name and typed options, `none` (or nothing) into None; errors name what exists."""
+    if isinstance(text, Spec):
+        return text
+    if text.strip() in ("", NONE):
+        return None
+    return specs.parse(text, {name: cls.Options for name, cls in _REDUCERS.items()}, "token reducer")
+
+
+def create_reducers(spec: Spec, dim: int, head_dim: int, depth: int) -> dict[int, Reducer]:
+    """The reducers that stand in the layers of a model of `depth`, by layer."""
+    cls = _REDUCERS[spec.name]
+    where = cls.layers(spec.options, depth)
+    if wrong := [layer for layer in where if not 0 <= layer < depth]:
+        raise UserError(f"reducer {spec}: there is no layer {wrong[0]}, the model's are 0 to {depth - 1}")
+    return {layer: cls(dim, head_dim, spec.options, layer=layer, depth=depth) for layer in where}

@@ -1,0 +1,108 @@
+"""ToMe: tokens that are alike become one, and count for as many as they stand for. It needs no training.
+
+    in each layer, after attention: the r pairs of patches with the most similar keys merge (`sparse.merging`)
+    softmax(q kᵀ / √D + log s): a merged key weighs as much as the s tokens it stands for
+
+`r` says how many tokens go in each layer: one number for all, two for a straight line from the first to the last, or
+one per layer. `keep` says instead what share of the patches is left in the end, whatever the image size: the same share
+goes in every layer. `start` leaves the layers before alone. `window` lets a token merge only within its own window of
+the grid, which costs in proportion to the tokens. `protect` spares what the class token looks at: it lowers a pair's
+similarity by so many times the log of its attention to the patch that would go.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+
+from .. import options
+from ..attention import Context, Grid, Macs
+from ..errors import UserError
+from ..sparse import merging
+from ..sparse.merging import Merging
+from .contract import Reducer
+from .registry import register_reducer
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(options.Options):
+    r: tuple[int, ...] = options.option((8,), "tokens merged in each layer: N, FIRST/LAST, or one per layer", low=0)
+    keep: float = options.option(0.0, "instead of r: share of the patches left after the last layer", low=0, high=1)
+    start: int = options.option(0, "first layer that merges", low=0)
+    window: int = options.option(0, "merge only within windows of so many patches a side; 0: anywhere", low=0)
+    protect: float = options.option(
+        0.0, "how much attention from the class token keeps a patch from being merged", low=0
+    )
+
+    def __post_init__(self) -> None:
+        if self.keep and self.r != (8,):
+            raise UserError(f"tome takes r={options.value_text(self.r)} or keep={self.keep:g}, not both")
+
+
+@register_reducer
+class ToMe(Reducer):
+    name = "tome"
+    Options = Options
+    examples = ("tome:r=2", "tome:r=1/3", "tome:keep=0.5,start=1", "tome:r=2,window=2", "tome:r=3,protect=0.1")
+
+    @property
+    def reads(self) -> frozenset[str]:  # type: ignore[override]
+        return frozenset({"keys", "class_attention"} if self.options.protect else {"keys"})
+
+    @classmethod
+    def layers(cls, given: Options, depth: int) -> list[int]:
+        return [layer for layer in range(given.start, depth) if given.keep or merged(given, layer, depth)]
+
+    def remaining(self, patches: int) -> int:
+        return patches - self.merging(patches)
+
+    def merging(self, patches: int) -> int:
+        """How many of so many patches go in this layer: half of them at most, since each needs a partner."""
+        given = self.options
+        if given.keep:
+            share = given.keep ** (1 / (self.depth - given.start))
+            wanted = patches - round(patches * share)
+        else:
+            wanted = merged(given, self.layer, self.depth)
+        return min(wanted, patches // 2)
+
+    def plan(self, grid: Grid) -> Merging:
+        given, patches = self.options, grid.patches
+        return Merging(
+            grid.height, grid.width, grid.prefix, patches, self.merging(patches), given.window, given.protect
+        )
+
+    def macs(self, grid: Grid) -> Macs:
+        return Macs(other=merging.macs(self.plan(grid), self.head_dim))
+
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        grid, importance = context.grid, context.class_attention
+        found = merging.merge(
+            x,
+            context.keys,
+            self.plan(grid),
+            importance=None if importance is None else importance.mean(1),
+            sizes=grid.sizes,
+            cells=grid.cells,
+            owners=grid.owners,
+        )
+        left = Grid(grid.height, grid.width, grid.prefix, cells=found.cells, sizes=found.sizes, owners=found.owners)
+        return found.x, context.replace(grid=left)
+
+
+def merged(given: Options, layer: int, depth: int) -> int:
+    """How many tokens `r` lets go in a layer, however many there are."""
+    if layer < given.start:
+        return 0
+    if len(given.r) == 1:
+        return given.r[0]
+    if len(given.r) == 2:
+        first, last = given.r
+        return round(first + (last - first) * (layer - given.start) / max(1, depth - 1 - given.start))
+    if len(given.r) != depth:
+        text = options.value_text(given.r)
+        raise UserError(
+            f"tome:r={text} names {len(given.r)} layers, but the model has {depth}: expected 1, 2 or {depth}"
+        )
+    return given.r[layer]
