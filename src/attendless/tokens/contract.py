@@ -58,8 +58,8 @@ class Reducer(nn.Module):
         """The layers of a model of `depth` in which it stands."""
         return list(range(depth))
 
-    def remaining(self, patches: int) -> int:
-        """How many of so many patches are left."""
+    def remaining(self, grid: Grid) -> int:
+        """How many patches of `grid` are left."""
         raise NotImplementedError(f"{type(self).__name__} does not define remaining")
 
     def macs(self, grid: Grid) -> Macs:
@@ -77,7 +77,7 @@ class Reducer(nn.Module):
 
     def reduced(self, grid: Grid) -> Grid:
         """The grid that is left of `grid`, for counting."""
-        left = self.remaining(grid.patches)
+        left = self.remaining(grid)
         return grid if left == grid.patches else grid.reduced_to(left)
 
     def extra_repr(self) -> str:
