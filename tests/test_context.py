@@ -173,11 +173,11 @@ class Keep(Reducer):
     reads = frozenset({"class_attention"})
 
     def __init__(self, patches: int) -> None:
-        super().__init__()
+        super().__init__(32, 16)
         self.patches = patches
 
-    def reduced(self, grid: Grid) -> Grid:
-        return grid.reduced_to(self.patches)
+    def remaining(self, grid: Grid) -> int:
+        return self.patches
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid = context.grid

@@ -31,9 +31,9 @@ class Attention(nn.Module):
     Options: ClassVar[type[BaseOptions]] = BaseOptions
     #: Context entries (see `ENTRIES`) that the layer before must leave.
     reads: ClassVar[frozenset[str]] = frozenset()
-    #: Context entries that this one can leave, if the next layer or a reducer reads them. Where prefix queries see every
-    #: token, the class token's attention is a row of full attention: stating it here, or `keys`, is enough, and `forward`
-    #: leaves it.
+    #: Context entries that this one can leave, if the next layer or a reducer reads them. Where prefix queries see
+    #: every token, the class token's attention is a row of full attention: stating it here, or `keys`, is enough, and
+    #: `forward` leaves it.
     provides: ClassVar[frozenset[str]] = frozenset({"keys"})
     #: Specs worth trying: the contract test runs each of them, and `attendless list` shows them.
     examples: ClassVar[tuple[str, ...]] = ()

@@ -47,17 +47,19 @@ class Block(nn.Module):
         self.reducer = reducer
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        wants, first = context.wants, self.reducer is not None and self.reducer.first
-        asked = wants if self.reducer is None or first else wants | self.reducer.reads
-        if first:
-            x, context = self.reducer(x, context)
+        first = self.reducer is not None and self.reducer.first
+        before, between = (self.reducer, None) if first else (None, self.reducer)
+        wants = context.wants
+        asked = wants if between is None else wants | between.reads
+        if before is not None:
+            x, context = before(x, context)
         out, context = self.attn(self.norm1(x), context.only(self.attn.reads).replace(wants=asked))
         missing = [entry for entry in asked if getattr(context, entry) is None]
         if missing:
             raise UserError(f"attention {self.attn.spec} was asked for {', '.join(missing)}, but left none")
         x = self.attn.refine(x + self.drop_path1(self.ls1(out)), context)
-        if self.reducer is not None and not first:
-            x, context = self.reducer(x, context)
+        if between is not None:
+            x, context = between(x, context)
         # One layer's scores at most are alive: what the next does not read goes here.
         context = context.replace(wants=wants).only(wants)
         x = x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), context.grid)))

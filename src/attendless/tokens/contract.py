@@ -33,11 +33,11 @@ class Reducer(nn.Module):
     name: ClassVar[str]
     Options: ClassVar[type[BaseOptions]] = BaseOptions
     #: Context entries that the attention of the same block must leave, such as `class_attention`.
-    reads: ClassVar[frozenset[str]] = frozenset()
+    reads: frozenset[str] = frozenset()
     #: Whether it stands before the block's attention rather than between attention and MLP.
     first: ClassVar[bool] = False
     #: Whether tokens go without any other taking over what they stood for.
-    drops: ClassVar[bool] = False
+    drops: bool = False
     #: Specs worth trying: tests run each of them, and `attendless list` shows them.
     examples: ClassVar[tuple[str, ...]] = ()
 
@@ -48,10 +48,14 @@ class Reducer(nn.Module):
         super().__init__()
         self.dim, self.head_dim, self.layer, self.depth = dim, head_dim, layer, depth
         self.options: Any = options if options is not None else self.Options()
+        self.setup()
         if unknown := self.reads - ENTRIES.keys():
             raise UserError(f"reducer {self.name} reads {', '.join(unknown)}: there are only {', '.join(ENTRIES)}")
 
     # What a mechanism writes -------------------------------------------------------------------------------------
+
+    def setup(self) -> None:
+        """Make weights of the mechanism's own, and settle what it reads by its options."""
 
     @classmethod
     def layers(cls, options: Any, depth: int) -> list[int]:

@@ -22,7 +22,7 @@ from .registry import register_reducer
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(options.Options):
+class EViTOptions(options.Options):
     keep: float = options.option(0.7, "share of the patches that stay each time", low=0, high=1)
     at: tuple[int, ...] = options.option((3, 6, 9), "layers in which patches go", low=0)
     fuse: bool = options.option(True, "put those that go together into one token")
@@ -31,24 +31,23 @@ class Options(options.Options):
 @register_reducer
 class EViT(Reducer):
     name = "evit"
-    Options = Options
+    Options = EViTOptions
     reads = frozenset({"class_attention"})
     examples = ("evit:keep=0.5,at=1", "evit:keep=0.7,at=0/1,fuse=false")
 
     @classmethod
-    def layers(cls, given: Options, depth: int) -> list[int]:
+    def layers(cls, given: EViTOptions, depth: int) -> list[int]:
         return list(given.at) if given.keep < 1 else []
 
-    @property
-    def drops(self) -> bool:  # type: ignore[override]
-        return not self.options.fuse
+    def setup(self) -> None:
+        self.drops = not self.options.fuse
 
     def staying(self, patches: int) -> int:
         return max(1, math.ceil(self.options.keep * patches))
 
-    def remaining(self, patches: int) -> int:
-        staying = self.staying(patches)
-        return staying + int(self.options.fuse and staying < patches)
+    def remaining(self, grid: Grid) -> int:
+        staying = self.staying(grid.patches)
+        return staying + int(self.options.fuse and staying < grid.patches)
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid, P = context.grid, context.grid.prefix
@@ -67,9 +66,8 @@ class EViT(Reducer):
             patches = torch.cat([patches, (_take(x[:, P:], gone) * weight).sum(1, keepdim=True)], dim=1)
             # It stands where the most attended of them stood: somewhere it must, for attentions that ask where.
             chosen, fate = torch.cat([chosen, cells.gather(1, gone[:, :1])], dim=1), staying
-        index = kept.new_full(score.shape, fate).scatter(
-            1, kept, torch.arange(staying, device=x.device).expand_as(kept)
-        )
+        numbers = torch.arange(staying, device=x.device).expand_as(kept)
+        index = kept.new_full(score.shape, fate).scatter(1, kept, numbers)
         owners = reowned(index, cells, grid.owners, grid.height * grid.width)
         left = Grid(grid.height, grid.width, P, cells=chosen, owners=owners)
         return torch.cat([x[:, :P], patches], dim=1), context.replace(grid=left)

@@ -26,14 +26,12 @@ from .registry import register_reducer
 
 
 @dataclasses.dataclass(frozen=True)
-class Options(options.Options):
+class ToMeOptions(options.Options):
     r: tuple[int, ...] = options.option((8,), "tokens merged in each layer: N, FIRST/LAST, or one per layer", low=0)
     keep: float = options.option(0.0, "instead of r: share of the patches left after the last layer", low=0, high=1)
     start: int = options.option(0, "first layer that merges", low=0)
     window: int = options.option(0, "merge only within windows of so many patches a side; 0: anywhere", low=0)
-    protect: float = options.option(
-        0.0, "how much attention from the class token keeps a patch from being merged", low=0
-    )
+    protect: float = options.option(0.0, "how much the class token's attention keeps a patch from being merged", low=0)
 
     def __post_init__(self) -> None:
         if self.keep and self.r != (8,):
@@ -43,19 +41,18 @@ class Options(options.Options):
 @register_reducer
 class ToMe(Reducer):
     name = "tome"
-    Options = Options
+    Options = ToMeOptions
     examples = ("tome:r=2", "tome:r=1/3", "tome:keep=0.5,start=1", "tome:r=2,window=2", "tome:r=3,protect=0.1")
 
-    @property
-    def reads(self) -> frozenset[str]:  # type: ignore[override]
-        return frozenset({"keys", "class_attention"} if self.options.protect else {"keys"})
+    def setup(self) -> None:
+        self.reads = frozenset({"keys", "class_attention"} if self.options.protect else {"keys"})
 
     @classmethod
-    def layers(cls, given: Options, depth: int) -> list[int]:
+    def layers(cls, given: ToMeOptions, depth: int) -> list[int]:
         return [layer for layer in range(given.start, depth) if given.keep or merged(given, layer, depth)]
 
-    def remaining(self, patches: int) -> int:
-        return patches - self.merging(patches)
+    def remaining(self, grid: Grid) -> int:
+        return grid.patches - self.merging(grid.patches)
 
     def merging(self, patches: int) -> int:
         """How many of so many patches go in this layer: half of them at most, since each needs a partner."""
@@ -78,6 +75,7 @@ class ToMe(Reducer):
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid, importance = context.grid, context.class_attention
+        assert context.keys is not None
         found = merging.merge(
             x,
             context.keys,
@@ -91,7 +89,7 @@ class ToMe(Reducer):
         return found.x, context.replace(grid=left)
 
 
-def merged(given: Options, layer: int, depth: int) -> int:
+def merged(given: ToMeOptions, layer: int, depth: int) -> int:
     """How many tokens `r` lets go in a layer, however many there are."""
     if layer < given.start:
         return 0
@@ -101,8 +99,6 @@ def merged(given: Options, layer: int, depth: int) -> int:
         first, last = given.r
         return round(first + (last - first) * (layer - given.start) / max(1, depth - 1 - given.start))
     if len(given.r) != depth:
-        text = options.value_text(given.r)
-        raise UserError(
-            f"tome:r={text} names {len(given.r)} layers, but the model has {depth}: expected 1, 2 or {depth}"
-        )
+        text = f"tome:r={options.value_text(given.r)} names {len(given.r)} layers, but the model has {depth}"
+        raise UserError(f"{text}: expected 1, 2 or {depth} numbers")
     return given.r[layer]

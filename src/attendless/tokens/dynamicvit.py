@@ -1,0 +1,102 @@
+"""DynamicViT: a small learned predictor says which patches are worth keeping.
+
+    z = GELU(W LN(x)),  local half of its channels beside the mean of the other half over the patches still there
+    log π = log softmax(MLP(z))                      two numbers for each patch: keep, drop
+    evaluation  the ⌊ρˢ n⌋ patches with the largest log π(keep) stay, n the patches of the whole grid
+    training    each patch stays or goes by a draw (Gumbel, straight-through), times what was decided before; those that
+                go are masked as keys, so that every image keeps a number of its own, and their share is pulled to ρˢ
+
+before the blocks `at`, the s-th of them with share ρˢ. Weights have the official names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import options
+from ..attention import Context, Grid, Macs
+from ..sparse.merging import reowned
+from .contract import Reducer
+from .registry import register_reducer
+
+#: What a patch that went stands for while it is only masked: nearly nothing, and yet a gradient passes.
+_GONE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class DynamicViTOptions(options.Options):
+    keep: float = options.option(0.7, "share of the patches that stay each time", low=0, high=1)
+    at: tuple[int, ...] = options.option((3, 6, 9), "blocks before which patches go", low=0)
+    ratio: float = options.option(2.0, "weight of the loss that pulls the share kept to what it should be", low=0)
+
+
+@register_reducer
+class DynamicViT(Reducer):
+    name = "dynamicvit"
+    Options = DynamicViTOptions
+    first = True
+    drops = True
+    examples = ("dynamicvit:keep=0.5,at=1", "dynamicvit:keep=0.7,at=1/2")
+
+    def setup(self) -> None:
+        dim = self.dim
+        self.in_conv = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.GELU())
+        self.out_conv = nn.Sequential(
+            nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, dim // 4), nn.GELU(), nn.Linear(dim // 4, 2)
+        )
+
+    @classmethod
+    def layers(cls, given: DynamicViTOptions, depth: int) -> list[int]:
+        return sorted(given.at) if given.keep < 1 else []
+
+    @property
+    def share(self) -> float:
+        """The share of all patches left after this layer."""
+        return self.options.keep ** (1 + sorted(self.options.at).index(self.layer))
+
+    def remaining(self, grid: Grid) -> int:
+        return max(1, min(grid.patches, int(self.share * grid.height * grid.width)))
+
+    def macs(self, grid: Grid) -> Macs:
+        width = self.dim
+        weights = width * width + width * (width // 2) + (width // 2) * (width // 4) + (width // 4) * 2
+        return Macs(other=grid.patches * weights)
+
+    def log_odds(self, x: Tensor, policy: Tensor) -> Tensor:
+        """log π [B, n, 2] of patches x [B, n, C], of which `policy` [B, n] are still there."""
+        local, whole = self.in_conv(x).chunk(2, dim=-1)
+        mean = (whole * policy[..., None]).sum(1, keepdim=True) / policy.sum(1)[:, None, None]
+        return F.log_softmax(self.out_conv(torch.cat([local, mean.expand_as(local)], dim=-1)), dim=-1)
+
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        return self.mask(x, context) if self.training else self.gather(x, context)
+
+    def gather(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        grid, P = context.grid, context.grid.prefix
+        patches = x[:, P:]
+        score = self.log_odds(patches, patches.new_ones(patches.shape[:2]))[..., 0]
+        staying = self.remaining(grid)
+        kept = score.argsort(dim=1, descending=True, stable=True)[:, :staying].sort(dim=1).values
+        cells = torch.arange(grid.patches, device=x.device).expand_as(score) if grid.cells is None else grid.cells
+        numbers = torch.arange(staying, device=x.device).expand_as(kept)
+        index = kept.new_full(score.shape, -1).scatter(1, kept, numbers)
+        owners = reowned(index, cells, grid.owners, grid.height * grid.width)
+        left = Grid(grid.height, grid.width, P, cells=cells.gather(1, kept), owners=owners)
+        remaining = patches.gather(1, kept[..., None].expand(-1, -1, x.shape[2]))
+        return torch.cat([x[:, :P], remaining], dim=1), context.replace(grid=left)
+
+    def mask(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        grid, P = context.grid, context.grid.prefix
+        patches = x[:, P:]
+        before = patches.new_ones(patches.shape[:2]) if grid.sizes is None else grid.sizes
+        stays = F.gumbel_softmax(self.log_odds(patches, before), hard=True, dim=-1)[..., 0]
+        policy = (stays * before).clamp(min=_GONE)
+        cells = torch.arange(grid.patches, device=x.device).expand(len(x), -1) if grid.cells is None else grid.cells
+        left = dataclasses.replace(grid, cells=cells, sizes=policy)
+        gap = (policy.mean(1) - self.share).square().mean()
+        context = context.with_loss("ratio", self.options.ratio / len(self.options.at) * gap)
+        return x, context.replace(grid=left)
