@@ -59,7 +59,7 @@ def test_loading_gives_the_same_model(saved) -> None:
 
 def test_the_header_says_it_all(saved) -> None:
     header = files.read_header(saved[0])
-    assert header["format"] == files.FORMAT
+    assert header["format"] == 1
     assert header["host"] == "columnar"
     assert header["arguments"]["img_size"] == [64, 48]
     assert header["attention"] == ["full", "linformer:keys=3", "full"]
@@ -131,7 +131,7 @@ def test_files_of_another_kind_are_refused(saved, tmp_path: Path) -> None:
         (lambda h, t: h.update(host="nothing"), "cannot be built here: unknown host 'nothing'"),
         (
             lambda h, t: h.update(plugins={"mine": "mine.py"}),
-            "needs the attention 'mine', which came from the plug-in mine.py: give it with --plugin FILE or import it",
+            "needs 'mine', which came from the plug-in mine.py: give it with --plugin FILE or import it",
         ),
         (lambda h, t: h.update(attention=["full"]), "1 attentions were given for 3 layers"),
         (lambda h, t: h["attention"].__setitem__(1, "nothing:keep=1"), "unknown attention 'nothing'"),

@@ -98,7 +98,7 @@ def test_a_file_says_which_plugin_it_needs(imported: tuple[Path, dict]) -> None:
     words = ("-m", "attendless", "info", "ours.safetensors")
     done = run(*words, cwd=folder)
     assert done.returncode == 2
-    assert "needs the attention 'neighbours', which came from the plug-in neighbours.py: give it with" in done.stderr
+    assert "needs 'neighbours', which came from the plug-in neighbours.py: give it with" in done.stderr
     done = run(*words, "--plugin", str(EXAMPLE), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "neighbours:radius=1" in done.stdout

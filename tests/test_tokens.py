@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 from torch.utils.flop_counter import FlopCounterMode
 
+import attendless
 from attendless import Context, Grid, UserError
 from attendless.backbones import Columnar, Pyramid
+from attendless.convert import convert_with_report
+from attendless.convert.files import read_header
 from attendless.tokens import create_reducers, parse_tokens, reducers
 
 SMALL = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
@@ -257,3 +262,53 @@ def test_pyramids_merge_within_a_stage_and_go_on_with_the_whole_grid() -> None:
         assert model(images).shape == (2, 5)
         maps = model.forward_intermediates(images, intermediates_only=True)
     assert [tuple(m.shape) for m in maps] == [(2, 16, 16, 16), (2, 32, 8, 8)]
+
+
+# In pretrained models, and in files ----------------------------------------------------------------------------------
+
+
+def test_a_converted_model_keeps_its_reducer_in_a_copy_and_in_a_file(tmp_path: Path) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=8, depth=3, num_classes=5).eval()
+    images = torch.randn(2, 3, 64, 64)
+    fast, report = convert_with_report(model, "foveal:keep=0.5", tokens="tome:r=5", below_breakeven="keep")
+    assert fast.tokens == "tome:r=5"
+    assert report.as_dict()["tokens"] == [65, 60, 55, 50]
+    assert "tome:r=5 leaves 50 of 65 tokens: 65 60 55 50" in str(report)
+    assert report.after.mlp < report.before.mlp
+    again = attendless.convert(fast, "full")
+    assert again.tokens == "tome:r=5", "another attention leaves the tokens as they are"
+    assert attendless.convert(again, tokens="none").tokens == ""
+    attendless.save(fast, tmp_path / "fast.safetensors")
+    loaded = attendless.load(tmp_path / "fast.safetensors")
+    with torch.no_grad():
+        assert torch.equal(loaded(images), fast(images))
+        plain = attendless.convert(attendless.convert(fast, "full"), tokens="none")
+        torch.testing.assert_close(plain(images), model(images), atol=1e-5, rtol=1e-5)
+    assert read_header(tmp_path / "fast.safetensors")["format"] == 2, (
+        "an older reader must not take it for another model"
+    )
+    attendless.save(plain, tmp_path / "plain.safetensors")
+    assert read_header(tmp_path / "plain.safetensors")["format"] == 1
+
+
+def test_new_weights_of_a_reducer_are_said_and_saved(tmp_path: Path) -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=16, depth=2, num_classes=5).eval()
+    fast, report = convert_with_report(model, tokens="dynamicvit:keep=0.5,at=1")
+    assert "10 weights are new and untrained" in str(report)
+    attendless.save(fast, tmp_path / "fast.safetensors")
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(attendless.load(tmp_path / "fast.safetensors")(images), fast(images))
+
+
+def test_another_size_needs_no_other_spec() -> None:
+    model = timm.create_model("vit_tiny_patch16_224", img_size=64, patch_size=8, depth=2, num_classes=5).eval()
+    fast = attendless.convert(model, tokens="tome:keep=0.5", size=(96, 64))
+    with torch.no_grad():
+        assert fast.forward_features(torch.randn(1, 3, 96, 64)).shape[1] == 1 + 48
+
+
+def test_models_that_keep_timms_layers_refuse() -> None:
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=4, depths=(1, 1, 1, 1))
+    with pytest.raises(UserError, match=r"SwinTransformer keeps timm's own layers, which need every token"):
+        attendless.convert(model, tokens="tome:r=4")

@@ -103,9 +103,9 @@ def _empty(description: Description) -> nn.Module:
 
 
 def differences(model: nn.Module, rebuilt: nn.Module) -> list[str]:
-    """What differs between two models, part by part. Weights a mechanism adds to an attention do not count."""
+    """What differs between two models, part by part. What a mechanism adds, and reducers, do not count."""
     ours, theirs = _structure(model), _structure(rebuilt)
-    added = {name for name in ours if ".attn." in name and name not in theirs}
+    added = {name for name in ours if (".attn." in name or ".reducer" in name) and name not in theirs}
     found = [
         f"{name} is {ours.get(name, 'absent')}, rebuilt as {theirs.get(name, 'absent')}"
         for name in sorted((ours.keys() - added) | theirs.keys())
@@ -145,22 +145,28 @@ def _values(module: nn.Module) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Blueprint:
-    """`attention` has the spec of every layer, or None where a model of timm's keeps its own."""
+    """`attention` has the spec of every layer, or None where a model of timm's keeps its own; `tokens` the spec of what
+    reduces the tokens, or nothing."""
 
     description: Description
     attention: tuple[str | None, ...]
+    tokens: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self.description), "attention": list(self.attention)}
+        tokens = {"tokens": self.tokens} if self.tokens else {}
+        return {**dataclasses.asdict(self.description), "attention": list(self.attention), **tokens}
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Blueprint:
-        return cls(Description(str(found["host"]), dict(found["arguments"])), tuple(found["attention"]))
+        description = Description(str(found["host"]), dict(found["arguments"]))
+        return cls(description, tuple(found["attention"]), str(found.get("tokens", "")))
 
     def build(self) -> Any:
         """The model, its weights yet to be loaded."""
         if self.description.host != "timm":
-            return self.description.build([parse(text or "full") for text in self.attention])
+            host: Any = self.description.build([parse(text or "full") for text in self.attention])
+            host.set_tokens(self.tokens)
+            return host
         model = _by_name(**self.description.arguments)
         slots = find_slots(model)
         if len(slots) != len(self.attention):
@@ -175,7 +181,8 @@ def blueprint(model: Any) -> Blueprint:
     """The blueprint of a host, of a timm `VisionTransformer`, or of a model that timm built by its name."""
     if describes(model):
         description = describe(model)
-        return Blueprint(description, tuple(str(getattr(b.attn, "spec", "full")) for b in model.blocks))
+        layers = tuple(str(getattr(block.attn, "spec", "full")) for block in model.blocks)
+        return Blueprint(description, layers, getattr(model, "tokens", ""))
     name = model_name(model)
     if not timm.is_model(name) or not exchangeable(model):
         raise UserError(

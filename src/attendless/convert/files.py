@@ -22,11 +22,13 @@ from ..errors import UserError
 from ..plugins import source_of
 from ..sizes import image_config
 from ..storage import read_described, write_described
+from ..tokens import Reducer, reducers
 from .architecture import Blueprint, blueprint
 from .report import Report
 from .weights import check_finite
 
-FORMAT = 1
+#: Files of models that reduce tokens have format 2: one who reads only 1 would build another model.
+FORMAT = 2
 _KEY = "attendless"
 _PREPARATION = (
     "architecture",
@@ -49,7 +51,7 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
 
     plan = blueprint(model)
     header = {
-        "format": FORMAT,
+        "format": FORMAT if plan.tokens else 1,
         "versions": {"attendless": __version__, "timm": timm.__version__, "torch": torch.__version__},
         **plan.as_dict(),
         "plugins": _plugins(model),
@@ -96,16 +98,16 @@ def _preparation(model: nn.Module) -> dict[str, Any]:
 
 
 def _plugins(model: nn.Module) -> dict[str, str]:
-    """The attentions in a model that are not ours, and the name of the file each came from, on whatever machine."""
-    kinds = {type(module) for module in model.modules() if isinstance(module, Attention)}
+    """The attentions and reducers in a model that are not ours, and the name of the file each came from."""
+    kinds = {type(module) for module in model.modules() if isinstance(module, Attention | Reducer)}
     return {kind.name: Path(source).name for kind in sorted(kinds, key=lambda k: k.name) if (source := source_of(kind))}
 
 
 def _check_plugins(path: str | Path, header: dict[str, Any]) -> None:
     for name, file in header.get("plugins", {}).items():
-        if name not in attentions():
+        if name not in attentions() and name not in reducers():
             raise UserError(
-                f"{str(path)!r} needs the attention {name!r}, which came from the plug-in {file}: give it with "
+                f"{str(path)!r} needs {name!r}, which came from the plug-in {file}: give it with "
                 "--plugin FILE or import it first"
             )
 

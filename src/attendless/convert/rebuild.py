@@ -17,11 +17,12 @@ from ..backbones import is_host
 from ..backbones.weights import start_attentions
 from ..errors import UserError, unknown
 from ..sizes import image_config, input_size, model_name
+from ..tokens import parse_tokens
 from . import families, huggingface
 from .architecture import describe
 from .breakeven import breakeven, pays_from
 from .predictor import predicts, put_predictor
-from .report import LEFT, LEFT_FULL, LayerReport, Report, difference
+from .report import LEFT, LEFT_FULL, LayerReport, Reduction, Report, difference
 from .resize import resize
 from .select import select_layers
 from .slots import Slot, check_reads, exchangeable, find_slots, specs_for
@@ -32,30 +33,33 @@ BelowBreakeven = Literal["full", "keep"]
 
 def convert(
     model: nn.Module,
-    attention: str,
+    attention: str | None = None,
     *,
+    tokens: str | None = None,
     layers: str | Iterable[int] | None = None,
     below_breakeven: BelowBreakeven = "full",
     size: int | tuple[int, int] | None = None,
     predictor: str | Path | None = None,
 ) -> Any:
-    """A copy of `model` that attends with `attention`.
+    """A copy of `model` that attends with `attention`, on the tokens that `tokens` leaves.
 
-    `attention` is a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`. `layers` (`"2:"`, `"0,3-5"`)
-    leaves the others as they are. Where attending less cannot pay at this size the layer stays full, unless
-    `below_breakeven="keep"`. `size` moves the model to another input size first. `predictor` is the file or name of
-    what attentions that predict their keys have learned for this model.
+    Without `attention`, or without `tokens`, what the model has of it stays. `tokens` is a reducer's spec, such as
+    `tome:r=8`, or `none`. `attention` is a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`;
+    `layers` (`"2:"`, `"0,3-5"`) leaves the others as they are. Where attending less cannot pay at this size the layer
+    stays full, unless `below_breakeven="keep"`. `size` moves the model to another input size first. `predictor` is the
+    file or name of what attentions that predict their keys have learned for this model.
     """
     converted, _ = convert_with_report(
-        model, attention, layers=layers, below_breakeven=below_breakeven, size=size, predictor=predictor
+        model, attention, tokens=tokens, layers=layers, below_breakeven=below_breakeven, size=size, predictor=predictor
     )
     return converted
 
 
 def convert_with_report(
     model: nn.Module,
-    attention: str,
+    attention: str | None = None,
     *,
+    tokens: str | None = None,
     layers: str | Iterable[int] | None = None,
     below_breakeven: BelowBreakeven = "full",
     size: int | tuple[int, int] | None = None,
@@ -70,24 +74,41 @@ def convert_with_report(
     if size is not None:
         resize(host, to_2tuple(size))
     dense = copy.deepcopy(host) if check is not None else None
-    slots = find_slots(host)
-    specs, chosen = specs_for(attention, slots), select_layers(layers, len(slots))
-    rows = [
-        _exchange(slot, spec, below_breakeven) if i in chosen else _leave(slot)
-        for i, (slot, spec) in enumerate(zip(slots, specs, strict=True))
-    ]
+    before = [slot.now + slot.others for slot in find_slots(host)]
+    if tokens is not None:
+        put_tokens(host, tokens)
+    slots = find_slots(host)  # on the tokens that are left
+    specs = specs_for(attention, slots) if attention is not None else []
+    chosen = select_layers(layers, len(slots)) if attention is not None else frozenset()
+    rows = [_exchange(slot, specs[i], below_breakeven) if i in chosen else _leave(slot) for i, slot in enumerate(slots)]
+    rows = [dataclasses.replace(row, before=then) for row, then in zip(rows, before, strict=True)]
     check_reads(slots)
     if is_host(host):
+        host.check_order()
         start_attentions(host.blocks, scratch=False)
     if predictor is not None and any(predicts(slot.attn) for slot in slots):
         put_predictor(slots, predictor)
     inside = sum(len(slot.attn.state_dict()) for slot in slots)
-    report = Report(model_name(model), input_size(host), tuple(rows), len(host.state_dict()) - inside)
+    reduction = Reduction.of(host) if is_host(host) else None
+    report = Report(
+        model_name(model), input_size(host), tuple(rows), len(host.state_dict()) - inside, reduction=reduction
+    )
     if report.left and len(report.left) == len(chosen):
         report = dataclasses.replace(report, pays_from=_pays_from(slots, specs, report.size))
     if check is not None and dense is not None:
         report = dataclasses.replace(report, difference=difference(dense, host, check))
     return host, report
+
+
+def put_tokens(host: Any, tokens: str) -> None:
+    """Let `tokens` reduce the tokens of a host; a model that keeps timm's own layers can be given none."""
+    if is_host(host):
+        host.set_tokens(tokens)
+    elif parse_tokens(tokens) is not None:
+        raise UserError(
+            f"tokens={tokens!r}: {type(host).__name__} keeps timm's own layers, which need every token. Reducing "
+            "tokens is for timm's VisionTransformer, Hugging Face's, and attendless models"
+        )
 
 
 def host_copy(model: Any) -> Any:

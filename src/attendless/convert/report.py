@@ -75,6 +75,28 @@ def difference(original: nn.Module, converted: nn.Module, images: Tensor) -> Dif
 
 
 @dataclasses.dataclass(frozen=True)
+class Reduction:
+    """What reduces the tokens, how many enter each layer and leave the last, and which of its weights are new."""
+
+    tokens: str
+    counts: tuple[int, ...]
+    new: tuple[str, ...]
+
+    @classmethod
+    def of(cls, host: Any) -> Reduction | None:
+        """That of a host; None if nothing reduces its tokens."""
+        if not host.tokens:
+            return None
+        *rows, head = host.costs()
+        counts = [row.grid.tokens for row in rows if row.spec is not None]
+        new = tuple(name for name, _ in host.named_parameters() if ".reducer." in name)
+        return cls(host.tokens, (*counts, head.grid.tokens), new)
+
+    def __str__(self) -> str:
+        return f"{self.tokens} leaves {self.counts[-1]} of {self.counts[0]} tokens: {_runs(self.counts)}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Report:
     """A conversion: the model, its input size, every layer, and the weights outside the attentions (all copied).
 
@@ -89,6 +111,7 @@ class Report:
     difference: Difference | None = None
     pays_from: int | None = None
     random_weights: bool = False
+    reduction: Reduction | None = None
 
     @property
     def left(self) -> list[LayerReport]:
@@ -116,6 +139,8 @@ class Report:
             "left": len(self.left),
             "pays_from": self.pays_from,
             "random_weights": self.random_weights,
+            "tokens_spec": self.reduction.tokens if self.reduction else None,
+            "tokens": list(self.reduction.counts) if self.reduction else None,
             "layers": [layer.as_dict() for layer in self.layers],
         }
 
@@ -129,11 +154,13 @@ class Report:
             f"{_millions(self.before.core)} → {_millions(self.after.core)}, "
             f"blocks {_millions(self.before.total)} → {_millions(self.after.total)}",
         ]
+        if self.reduction:
+            lines.insert(1, str(self.reduction))
         if self.left and not done:
             lines.append(self._nothing())
         if self.random_weights:
             lines.append("the weights are random: nothing was loaded, so this model knows nothing")
-        new = sum(len(layer.new) for layer in self.layers)
+        new = sum(len(layer.new) for layer in self.layers) + (len(self.reduction.new) if self.reduction else 0)
         dropped = sum(len(layer.dropped) for layer in self.layers)
         if new:
             lines.append(f"{new} weights are new and untrained: train or distill before use")
@@ -192,6 +219,12 @@ def _cells(layer: LayerReport) -> tuple[str, ...]:
         f"{layer.before.cap:.2f}×",
         f"{len(layer.copied)} copied, {len(layer.new)} new, {len(layer.dropped)} dropped",
     )
+
+
+def _runs(counts: Sequence[int]) -> str:
+    """197, 197, 140, 140 → `197×2 140×2`."""
+    runs = [(count, len(list(group))) for count, group in itertools.groupby(counts)]
+    return " ".join(str(count) if times == 1 else f"{count}×{times}" for count, times in runs)
 
 
 def _millions(count: int) -> str:

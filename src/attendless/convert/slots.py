@@ -76,7 +76,9 @@ class HostSlot:
         return self.attn.state_dict(keep_vars=True)
 
     def make(self, spec: Spec) -> Attention:
-        return frozen_alike(create_like(self.attn, spec, self.grid), self.attn)
+        made = frozen_alike(create_like(self.attn, spec, self.grid.whole()), self.attn)
+        made.check(self.grid)
+        return made
 
     def put(self, attention: Attention) -> None:
         self.block.attn = attention

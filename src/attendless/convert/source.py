@@ -25,6 +25,7 @@ def open_model(
     model: str | Path,
     *,
     attention: str | None = None,
+    tokens: str | None = None,
     weights: str | Path | None = None,
     size: int | tuple[int, int] | str | None = None,
     num_classes: int | None = None,
@@ -33,12 +34,12 @@ def open_model(
     below_breakeven: BelowBreakeven = "full",
     predictor: str | Path | None = None,
 ) -> Any:
-    """Build `model`, load `weights` from a file, set its input size and convert it to `attention`.
+    """Build `model`, load `weights` from a file, set its input size and convert it to `attention` and `tokens`.
 
-    Without `attention` the model stays what it is. With it, a layer where attending less cannot pay at this size stays
-    full, as in `convert`, unless `below_breakeven="keep"`. Without `num_classes` the weights decide how many there are;
-    if it differs from theirs, the classifier starts anew, ready to be trained. `pretrained` fetches timm's weights,
-    unless `weights` are given: then the file is used.
+    Without these the model stays what it is. Where attending less cannot pay at this size a layer stays full, as in
+    `convert`, unless `below_breakeven="keep"`. Without `num_classes` the weights decide how many there are; if it
+    differs from theirs, the classifier starts anew, ready to be trained. `pretrained` fetches timm's weights, unless
+    `weights` are given: then the file is used.
     """
     target = None if size is None else parse_size(size)
     path = Path(model)
@@ -57,9 +58,13 @@ def open_model(
         elif target is not None:
             resize(built, target)
     asked = _is_ours(str(model)) and layers is None and below_breakeven == "keep" and predictor is None  # built with it
-    if attention is None or asked:
+    if asked:
+        attention = None
+    if attention is None and tokens is None:
         return built.eval()
-    return convert(built, attention, layers=layers, below_breakeven=below_breakeven, predictor=predictor).eval()
+    return convert(
+        built, attention, tokens=tokens, layers=layers, below_breakeven=below_breakeven, predictor=predictor
+    ).eval()
 
 
 def random_weights(model: str | Path, *, weights: str | Path | None = None, pretrained: bool = False) -> bool:
