@@ -145,7 +145,8 @@ def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert inside(capsys, "list", "--json", str(out))[0] == 0
     found = json.loads(out.read_text())
     assert {"name": "full", "options": []} in found["attentions"]
-    assert set(found) == {"stamp", "attentions", "models", "convertible"}
+    assert "tome" in [row["name"] for row in found["reducers"]]
+    assert set(found) == {"stamp", "attentions", "reducers", "models", "convertible"}
 
 
 @pytest.mark.parametrize("style", [[], ["--markdown"]])
@@ -227,7 +228,9 @@ def test_list_names_what_can_be_converted_and_nothing_else(capsys: pytest.Captur
     _, out, _ = inside(capsys, "list")
     for name in ("VisionTransformer", "Swin", "PVT v2", "XCiT", "Dinov2Model", "CLIPVisionModel"):
         assert name in " ".join(out.split())
-    assert "reducer" not in out + inside(capsys, "list", "--help")[1]
+    for name in ("tome", "evit", "dynamicvit"):
+        assert name in out
+    assert "tokens merged in each layer" in inside(capsys, "list", "tome")[1]
 
 
 def verb_that(raises: Exception, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_the_cap_is_told_before_anything_is_converted(monkeypatch: pytest.Monkey
     how = Conditions(**QUICK, announce=lambda size, macs: done.append(macs))
     list(bench_rows(NAME, ["window:size=4"], [], how))
     assert [type(thing) for thing in done] == [tuple, Macs, tuple]
-    assert done[::2] == [(), ("window:size=4",)]
+    assert done[::2] == [(), ("window:size=4", None)]
 
 
 def test_where_there_is_no_formula_the_cap_comes_later(capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,8 +120,6 @@ def test_what_cannot_compose_says_why() -> None:
         column(tokens="tom:r=3")
     with pytest.raises(UserError, match=r"names 3 layers, but the model has 4: expected 1, 2 or 4"):
         column(tokens="tome:r=3/4/5")
-    with pytest.raises(UserError, match=r"r=3 or keep=0.5, not both"):
-        column(tokens="tome:r=3,keep=0.5")
     with pytest.raises(UserError, match="drops patches, but the model's pool 'map' needs every one"):
         column(tokens="evit:keep=0.5,at=1,fuse=false", global_pool="map", class_token=False)
 

@@ -6,6 +6,7 @@ attending less cannot pay at a size the layer stays full, and the row says so.
 
 examples:
   attendless bench deit_tiny_patch16_224 --attention full foveal:keep=0.1 --size 224 384 1024
+  attendless bench deit_tiny_patch16_224 --tokens tome:r=8 --size 224 --threads 1
   attendless bench fast.safetensors --threads 1 --json bench.json
   attendless bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384 512 768 1024 --plot cost.png
 """
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     words.model(parser)
     words.attention(parser)
+    words.tokens(parser)
     words.predictor(parser)
     words.size(parser)
     parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="batch to time (default: 1)")
@@ -67,7 +69,9 @@ def run(args: argparse.Namespace) -> None:
         if told.get(size) != text:
             print(f"cap at {size_text(size)} px: {text}", flush=True)
         if not told:
-            _print_estimate(conditions.seconds(len(args.attention) or 1, len(args.size) or 1))
+            _print_estimate(
+                conditions.seconds((len(args.attention) or 1) * (len(args.tokens) or 1), len(args.size) or 1)
+            )
         told[size] = text
 
     with output.steps() as say:
@@ -86,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
         opening = {"weights": args.weights, "pretrained": args.pretrained}
         opening |= {"below_breakeven": args.below_breakeven, "predictor": args.predictor}
         rows: list[Measurement] = []
-        for row in bench_rows(args.model, args.attention, args.size, conditions, **opening):
+        for row in bench_rows(args.model, args.attention, args.size, conditions, tokens=args.tokens, **opening):
             cap(row.size, row.cap_text())
             print(f"{row.label} at {size_text(row.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True)
             rows.append(row)
@@ -131,7 +135,7 @@ def _print_rows(title: str, rows: list[Measurement]) -> None:
         )
         for row in rows
     ]
-    notes = [f"{row.attention} at {size_text(row.size)} px runs {row.path}: {row.reason}" for row in rows]
+    notes = [f"{row.label} at {size_text(row.size)} px runs {row.path}: {row.reason}" for row in rows]
     notes += [note for row in rows for note in row.notes]
     batch = f" · batch {rows[0].batch}{' · compiled' if rows[0].compiled else ''}"
     output.print_table(

@@ -5,7 +5,8 @@ examples:
   attendless convert deit_tiny_patch16_224 --weights deit.safetensors --attention foveal:keep=0.1 --size 384 --out fast.safetensors
   attendless convert deit_small_patch16_224 --pretrained --attention 4xfull/8xfoveal:keep=0.1 --out fast.safetensors
   attendless convert vit_base_patch16_siglip_224 --attention foveal:keep=0.1 --layers 2: --below-breakeven keep
-  attendless convert fast.safetensors --attention full --out dense.safetensors
+  attendless convert deit_tiny_patch16_224 --weights deit.safetensors --tokens tome:r=8 --out fast.safetensors
+  attendless convert fast.safetensors --attention full --tokens none --out dense.safetensors
 """  # noqa: E501 (commands are to be copied whole)
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ IMAGES = 32
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     words.model(parser)
-    words.attention(parser, many=False, required=True)
+    words.attention(parser, many=False)
+    words.tokens(parser, many=False)
     words.predictor(parser)
     words.size(parser, many=False)
     parser.add_argument("--layers", metavar="L", help="layers to convert, such as 2: or :4 or 0,3-5 (default: all)")
@@ -42,11 +44,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from attendless.convert import convert_with_report, open_model, save
     from attendless.convert.source import random_weights
+    from attendless.errors import UserError
 
+    if args.attention is None and args.tokens is None:
+        raise UserError(
+            "nothing to convert to: give --attention, such as foveal:keep=0.1, --tokens, such as tome:r=8, or both"
+        )
     model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
     converted, report = convert_with_report(
         model,
         args.attention,
+        tokens=args.tokens,
         layers=args.layers,
         below_breakeven=args.below_breakeven,
         predictor=args.predictor,

@@ -13,6 +13,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from typing import Any
 
@@ -22,6 +23,7 @@ from . import output, words
 def arguments(parser: argparse.ArgumentParser) -> None:
     words.model(parser)
     words.attention(parser)
+    words.tokens(parser)
     words.predictor(parser)
     words.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_data(args.data, "val", labels=not args.no_labels)
     model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
     labels = NO_LABELS if args.no_labels else match_labels(source.classes, model)
-    dense, models = contestants(model, args.attention, args.predictor)
+    dense, models = contestants(model, args.attention, args.tokens, args.predictor)
     size = args.size or input_size(model)
     skipped: list[str] = []
     with output.progress("images", min(args.limit or len(source), len(source))) as step:
@@ -69,7 +71,10 @@ def run(args: argparse.Namespace) -> int:
         )
     about = {"model": args.model, "weights": _weights(args), "size": list(size), "labels": labels.how}
     rows = [
-        about | {"attention": name, "macs": count(models[name], size).as_dict(), "of": len(source)} | vars(accuracy)
+        about
+        | _made(name, models[name])
+        | {"macs": count(models[name], size).as_dict(), "of": len(source)}
+        | vars(accuracy)
         for name, accuracy in found.items()
     ]
     columns = ("attention", "top-1", "95 %", "top-5", "vs dense", "95 %", "agreement", "core MACs", "images/s")
@@ -82,19 +87,34 @@ def run(args: argparse.Namespace) -> int:
     return 1 if skipped else 0
 
 
-def contestants(model: Any, attentions: list[str], predictor: str | None) -> tuple[Any, dict[str, Any]]:
+def contestants(
+    model: Any, attentions: list[str], tokens: list[str], predictor: str | None
+) -> tuple[Any, dict[str, Any]]:
     """The dense model, and what was asked for, in the words it was asked for; what amounts to the same is one."""
     from attendless.convert import convert
-    from attendless.measure.subject import attention_of, converted, original
+    from attendless.measure.row import made_of
+    from attendless.measure.subject import attention_of, converted, original, tokens_of
 
-    own = attention_of(model)
-    dense = original(model) if converted(model) and own != "full" else model
-    ready = {attention_of(dense): dense, own: model}
-    asked: dict[str, tuple[str, Any]] = {}
-    for text in attentions or [own]:
-        made = ready[text] if text in ready else convert(dense, text, below_breakeven="keep", predictor=predictor)
-        asked.setdefault(attention_of(made), (text, made))
+    own, reduced = attention_of(model), tokens_of(model)
+    dense = original(model) if converted(model) and (own != "full" or reduced) else model
+    ready = {(attention_of(dense), ""): dense, (own, reduced): model}
+    asked: dict[tuple[str, str], tuple[str, Any]] = {}
+    for text, left in itertools.product(attentions or [own], tokens or [reduced]):
+        left = "" if left == "none" else left
+        made = ready.get((text, left))
+        if made is None:
+            attention = None if text == attention_of(dense) else text
+            made = convert(dense, attention, tokens=left or "none", below_breakeven="keep", predictor=predictor)
+        asked.setdefault((attention_of(made), tokens_of(made)), (made_of(text, left), made))
     return dense, dict(asked.values())
+
+
+def _made(name: str, model: Any) -> dict[str, Any]:
+    """What a contestant is made of, as it was asked for."""
+    from attendless.measure.subject import tokens_of
+
+    tokens = tokens_of(model)
+    return {"attention": name.partition(" · ")[0] if tokens else name, "tokens_spec": tokens or None}
 
 
 def _weights(args: argparse.Namespace) -> str:
@@ -140,8 +160,10 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     def number(value: float | None, form: str) -> str:
         return "–" if value is None else f"{value:{form}}"
 
+    from attendless.measure.row import made_of
+
     return (
-        row["attention"] + (" (random weights)" if row["weights"] == "random" else ""),
+        made_of(row["attention"], row["tokens_spec"]) + (" (random weights)" if row["weights"] == "random" else ""),
         number(row["top1"], ".2f"),
         interval(row["top1_ci"], ".1f"),
         number(row["top5"], ".2f"),

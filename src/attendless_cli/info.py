@@ -5,11 +5,13 @@ Everything is counted with the attention asked for, also where it would not pay.
 examples:
   attendless info deit_small_patch16_224
   attendless info deit_tiny_patch16_224 --attention full foveal:keep=0.1 --size 224 384 1024
+  attendless info deit_tiny_patch16_224 --tokens none tome:r=8 evit:keep=0.7
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from typing import TYPE_CHECKING
 
 from . import output, words
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 def arguments(parser: argparse.ArgumentParser) -> None:
     words.model(parser)
     words.attention(parser)
+    words.tokens(parser)
     words.size(parser)
     parser.add_argument("--layers", action="store_true", help="one row per layer")
     words.json(parser)
@@ -33,17 +36,17 @@ def run(args: argparse.Namespace) -> None:
     from attendless.sizes import input_size, size_text
 
     rows, table, per_layer = [], [], []
-    for attention in args.attention or [None]:
-        for size in args.size or [None]:
-            opening = {"weights": args.weights, "pretrained": args.pretrained, "size": size}
-            model = open_model(args.model, attention=attention, below_breakeven="keep", **opening)
-            model = model if exchangeable(model) else convert(model, "full")  # the same function, and it can be counted
-            found = layer_costs(model, size)
-            row = _row(args.model, model, found, size or input_size(model))
-            rows.append(row)
-            table.append(_cells(row))
-            title = f"{args.model} · {row['attention']} · {size_text(row['size'])} px"
-            per_layer.append((title, found))
+    wanted = itertools.product(args.attention or [None], args.tokens or [None], args.size or [None])
+    for attention, tokens, size in wanted:
+        opening = {"weights": args.weights, "pretrained": args.pretrained, "size": size}
+        model = open_model(args.model, attention=attention, tokens=tokens, below_breakeven="keep", **opening)
+        model = model if exchangeable(model) else convert(model, "full")  # the same function, and it can be counted
+        found = layer_costs(model, size)
+        row = _row(args.model, model, found, size or input_size(model))
+        rows.append(row)
+        table.append(_cells(row))
+        title = f"{args.model} · {table[-1][0]} · {size_text(row['size'])} px"
+        per_layer.append((title, found))
     columns = (
         "attention",
         "size",
@@ -73,12 +76,13 @@ NOTE = (
 
 def _row(name: str, model: nn.Module, found: list, size: tuple[int, int]) -> dict:
     from attendless.attention import Macs
-    from attendless.measure.subject import attention_of
+    from attendless.measure.subject import attention_of, tokens_of
 
     macs = sum((layer.macs for layer in found), start=Macs())
     return {
         "model": name,
         "attention": attention_of(model),
+        "tokens_spec": tokens_of(model) or None,
         "size": list(size),
         "tokens": found[0].grid.tokens,
         "params": sum(layer.params for layer in found),
@@ -101,11 +105,12 @@ def _row(name: str, model: nn.Module, found: list, size: tuple[int, int]) -> dic
 
 
 def _cells(row: dict) -> tuple[str, ...]:
+    from attendless.measure.row import made_of
     from attendless.sizes import size_text
 
     macs = row["macs"]
     return (
-        row["attention"],
+        made_of(row["attention"], row["tokens_spec"]),
         size_text(row["size"]),
         str(row["tokens"]),
         output.millions(row["params"]),

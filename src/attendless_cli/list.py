@@ -1,4 +1,4 @@
-"""List the attentions that exist, with their options, and the models they can be put into.
+"""List the attentions and token reducers that exist, with their options, and the models they can be put into.
 
 examples:
   attendless list
@@ -15,7 +15,7 @@ from . import output, words
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="one attention: show its options in full")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="one attention or reducer: show its options in full")
     words.json(parser)
 
 
@@ -25,21 +25,27 @@ def run(args: argparse.Namespace) -> None:
     from attendless.backbones import MODELS
     from attendless.convert import families, huggingface
     from attendless.options import describe_options
+    from attendless.tokens import reducers
 
-    found = attendless.attentions()
+    found, reducing = attendless.attentions(), reducers()
     if args.name:
-        found = {args.name: attention_class(args.name)}
+        found = {args.name: reducing[args.name] if args.name in reducing else attention_class(args.name)}
     rows = [{"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()]
+    more = [{"name": name, "options": describe_options(cls.Options)} for name, cls in reducing.items()]
     models, convertible = sorted(MODELS), ["timm's VisionTransformer", *families.NAMES, *huggingface.NAMES]
     if args.name:
         _one(args.name, found[args.name], rows[0]["options"])
     else:
         table = [(name, _first_line(cls), _option_text(cls)) for name, cls in found.items()]
         output.print_table("attentions", ("attention", "what it is", "options"), table)
+        table = [(name, _first_line(cls), _option_text(cls)) for name, cls in reducing.items()]
+        print()
+        output.print_table("token reducers", ("tokens", "what it is", "options"), table)
+        print()
         print(_wrapped(f"models of our own: {', '.join(models)}"))
         print(_wrapped(f"models that can be converted: {', '.join(convertible)}"))
-        print("\none attention in full: attendless list NAME")
-    output.write_json(args.json, {"attentions": rows, "models": models, "convertible": convertible})
+        print("\none of them in full: attendless list NAME")
+    output.write_json(args.json, {"attentions": rows, "reducers": more, "models": models, "convertible": convertible})
 
 
 def _wrapped(text: str) -> str:

@@ -27,6 +27,17 @@ def attention(parser: argparse.ArgumentParser, *, many: bool = True, required: b
         parser.add_argument("--attention", metavar="A", required=required, help=text)
 
 
+def tokens(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
+    """`--tokens`; left out, what the model has of it stays."""
+    text = (
+        "token reducer, such as tome:r=8; none takes one away; `attendless list` shows them (default: the model's own)"
+    )
+    if many:
+        parser.add_argument("--tokens", metavar="R", nargs="+", default=[], help=text.replace("reducer", "reducers", 1))
+    else:
+        parser.add_argument("--tokens", metavar="R", help=text)
+
+
 def predictor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictor", metavar="F",

@@ -22,7 +22,7 @@ from . import families, huggingface
 from .architecture import describe
 from .breakeven import breakeven, pays_from
 from .predictor import predicts, put_predictor
-from .report import LEFT, LEFT_FULL, LayerReport, Reduction, Report, difference
+from .report import LEFT, LEFT_FULL, NOT_CHOSEN, LayerReport, Reduction, Report, difference
 from .resize import resize
 from .select import select_layers
 from .slots import Slot, check_reads, exchangeable, find_slots, specs_for
@@ -171,7 +171,7 @@ def _exchange(slot: Slot, spec: Spec, below_breakeven: BelowBreakeven) -> LayerR
     )
 
 
-def _leave(slot: Slot, spec: Spec | None = None, verdict: str = "not chosen", reason: str = "") -> LayerReport:
+def _leave(slot: Slot, spec: Spec | None = None, verdict: str = NOT_CHOSEN, reason: str = "") -> LayerReport:
     """Leave a layer's attention as it stands."""
     macs, now = slot.now + slot.others, str(slot.spec or type(slot.attn).__name__)
     asked, kept = None if spec is None else str(spec), tuple(sorted(slot.weights()))

@@ -17,7 +17,7 @@ from .breakeven import LARGEST
 from .weights import check_finite
 
 #: Decisions that leave a layer as it was, because what was asked for does not pay there.
-LEFT_FULL, LEFT = "left full", "left as it was"
+LEFT_FULL, LEFT, NOT_CHOSEN = "left full", "left as it was", "not chosen"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +150,7 @@ class Report:
         lines = [
             f"{self.model} at {self.size[0]}x{self.size[1]}: the attention core is {share:.1%} of the blocks' MACs, "
             f"so attending less gains at most {self.before.cap:.2f}×",
-            f"{len(done)} of {len(self.layers)} layers converted{self._left()}; core MACs "
+            f"{self._done(len(done))}{self._left()}; core MACs "
             f"{_millions(self.before.core)} → {_millions(self.after.core)}, "
             f"blocks {_millions(self.before.total)} → {_millions(self.after.total)}",
         ]
@@ -168,6 +168,11 @@ class Report:
             lines.append(f"{dropped} weights of the original have no place here and were dropped")
         return lines + ([str(self.difference)] if self.difference else [])
 
+    def _done(self, count: int) -> str:
+        if all(layer.decision == NOT_CHOSEN for layer in self.layers):
+            return "attentions as they were"
+        return f"{count} of {len(self.layers)} layers converted"
+
     def _left(self) -> str:
         how = "full" if all(layer.decision == LEFT_FULL for layer in self.left) else "as they were"
         return f", {len(self.left)} left {how} at {size_text(self.size)} px" if self.left else ""
@@ -176,7 +181,8 @@ class Report:
         """Why nothing was converted, and where it would be worth while."""
         asked, reason = self.left[0].asked, self.left[0].reason
         better = f"it should pay from {self.pays_from} px" if self.pays_from else f"nor at any size up to {LARGEST} px"
-        return f"nothing was converted: {asked} does not pay at {size_text(self.size)} px ({reason}); {better}"
+        fewer = "" if self.reduction else "; fewer tokens pay at any size, such as tome:r=8"
+        return f"nothing was converted: {asked} does not pay at {size_text(self.size)} px ({reason}); {better}{fewer}"
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -27,7 +27,7 @@ from ..sizes import input_size, model_name, parse_size
 from .cap import time_share
 from .macs import count
 from .row import Measurement
-from .subject import Subject, converted, described, named, original, resized
+from .subject import Subject, converted, described, named, original, resized, tokens_of
 from .timing import DENSE, Conditions, Timed, announced, time_all
 
 Size = int | tuple[int, int] | str
@@ -74,9 +74,12 @@ def bench_rows(
     attentions: Sequence[str] = (),
     sizes: Sequence[Size] = (),
     how: Conditions = _DEFAULT,
+    *,
+    tokens: Sequence[str] = (),
     **opening: Any,
 ) -> Iterator[Measurement]:
-    """One row for every size and attention of a model opened by name (or file); `opening` goes to `open_model`.
+    """One row for every size, attention and token reducer of a model opened by name (or file); `opening` goes to
+    `open_model`.
 
     The contestants of one size race together, against one dense model, and their rows come as soon as they are known.
     Attentions of which the same remains, since their layers were left full, are one contestant. Without attentions a
@@ -91,7 +94,11 @@ def bench_rows(
             dense = described(original(given.model)) if converted(given.model) else given
             macs = announced(dense.model, input_size(dense.model), how)
             asked = attentions or ((None,) if exchangeable(given.model) else ("full",))
-            subjects = [given if text is None else named(model, text, size=size, **opening) for text in asked]
+            subjects = [
+                given if text is None and left is None else named(model, text, left, size=size, **opening)
+                for text in asked
+                for left in tokens or (None,)
+            ]
             timed = _time_once(subjects, dense, how, macs)
             if how.compile and macs is None:  # counted by running, which must come after all timing
                 waiting += timed
@@ -104,15 +111,15 @@ def _time_once(subjects: Sequence[Subject], dense: Subject, how: Conditions, mac
     """Time the subjects; those that came out as the same model are timed as one, and it is said."""
     first: dict[str, Subject] = {}
     for subject in subjects:
-        first.setdefault(subject.attention, subject)
+        first.setdefault(subject.label, subject)
     timed = time_all([*first.values()], dense, input_size(dense.model), how, macs)
-    found = {result.subject.attention: result for result in timed}
+    found = {result.subject.label: result for result in timed}
     results = []
     for subject in subjects:
-        one = first[subject.attention]
+        one = first[subject.label]
         same = () if one is subject else (f"{subject.asked} came out as the same model as {one.asked}: timed once",)
         named_so = dataclasses.replace(subject, notes=(*subject.notes, *same))
-        results.append(dataclasses.replace(found[subject.attention], subject=named_so))
+        results.append(dataclasses.replace(found[subject.label], subject=named_so))
     return results
 
 
@@ -130,6 +137,7 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
     return Measurement(
         model=name,
         attention=timed.subject.attention,
+        tokens_spec=tokens_of(model) or None,
         asked=timed.subject.asked,
         left_full=left.count,
         left=left.words,

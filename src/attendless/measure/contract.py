@@ -274,7 +274,11 @@ def provides(trial: Trial) -> None:
     token's attention is the first row of its map."""
     module, tokens = trial.module, trial.grid.tokens
     _known(module, "provides")
-    shape = {"scores": (trial.batch, HEADS, tokens, tokens), "class_attention": (trial.batch, HEADS, tokens)}
+    shape: dict[str, tuple[int, ...]] = {
+        "scores": (trial.batch, HEADS, tokens, tokens),
+        "class_attention": (trial.batch, HEADS, tokens),
+        "keys": (trial.batch, tokens, module.head_dim),
+    }
     with torch.no_grad():
         plain = module(trial.x, trial.context)[0]
         for entry in sorted(module.provides):

@@ -29,7 +29,7 @@ def curves(rows: Sequence[Measurement]) -> dict[str, dict[str, list[Point]]]:
     for panel, cost, dense in _PANELS:
         lines: dict[str, dict[float, float]] = {}
         for row in rows:
-            for name, value in (("dense (timm)", dense(row)), (row.attention, cost(row))):
+            for name, value in (("dense (timm)", dense(row)), (row.label, cost(row))):
                 if row.tokens is not None and value is not None:
                     lines.setdefault(name, {})[row.tokens] = value
         panels[panel] = {name: sorted(points.items()) for name, points in lines.items()}

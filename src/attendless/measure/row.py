@@ -68,7 +68,8 @@ class Measurement:
     @property
     def label(self) -> str:
         """What was measured, and what was asked for if that is something else."""
-        return f"{self.attention} (asked {self.asked}; {self.left})" if self.left else self.attention
+        what = made_of(self.attention, self.tokens_spec)
+        return f"{what} (asked {self.asked}; {self.left})" if self.left else what
 
     @property
     def verdict(self) -> str:
@@ -95,7 +96,8 @@ class Measurement:
 
     def cap_text(self) -> str:
         """What can be gained at most, to be read before what was."""
-        return ", ".join(filter(None, (cap_by_macs(self.cap, self.attention_share), self.cap_by_time())))
+        beyond = "for attending less alone: fewer tokens gain beyond it" if self.tokens_spec else ""
+        return ", ".join(filter(None, (cap_by_macs(self.cap, self.attention_share), self.cap_by_time(), beyond)))
 
     def cap_by_time(self) -> str:
         """Empty if the parts were not timed."""
@@ -103,7 +105,7 @@ class Measurement:
 
     def __str__(self) -> str:
         height, width = self.size
-        title = [self.model, self.label, self.tokens_spec, f"{height}x{width}", f"batch {self.batch}"]
+        title = [self.model, self.label, f"{height}x{width}", f"batch {self.batch}"]
         title += ["compiled"] if self.compiled else []
         macs = {name: f"{value / 1e6:,.1f}" for name, value in self.macs.as_dict().items()}
         lines = {
@@ -121,6 +123,11 @@ class Measurement:
         }
         body = [f"  {name:<12}{text}" for name, text in lines.items() if text]
         return "\n".join([" · ".join(filter(None, title)), *body])
+
+
+def made_of(attention: str, tokens: str | None) -> str:
+    """A model in short: what it attends with, and what reduces its tokens."""
+    return f"{attention} · {tokens}" if tokens else attention
 
 
 def cap_by_macs(cap: float | None, share: float) -> str:

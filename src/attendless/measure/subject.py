@@ -23,6 +23,7 @@ from ..errors import UserError
 from ..options import join_texts
 from ..sizes import channels, input_size, size_text
 from .memory import Memory, peak_memory
+from .row import made_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,10 @@ class Subject:
             dtype=str(first.dtype).removeprefix("torch."),
         )
 
+    @property
+    def label(self) -> str:
+        return made_of(self.attention, tokens_of(self.model))
+
     def left(self) -> Left:
         """The layers that were not given what was asked for, because it does not pay there."""
         if self.asked is None:
@@ -78,16 +83,17 @@ class Left:
     words: str = ""
 
 
-def named(model: str, attention: str | None = None, **opening: Any) -> Subject:
-    """A model opened by its name or file, as it is or with the attention asked for; `opening` goes to `open_model`.
+def named(model: str, attention: str | None = None, tokens: str | None = None, **opening: Any) -> Subject:
+    """A model opened by its name or file, as it is or with attention and tokens as asked; `opening` goes to
+    `open_model`.
 
     What is opened as it is, a process of its own opens again. What was converted is described as it stands, so that
     nobody decides a second time which layers stay full.
     """
-    opened = open_model(model, attention=attention, **opening)
+    opened = open_model(model, attention=attention, tokens=tokens, **opening)
     random = random_weights(model, weights=opening.get("weights"), pretrained=opening.get("pretrained", False))
     notes = ("the weights are random: good for timing, and for nothing else",) if random else ()
-    if attention is not None:
+    if attention is not None or tokens is not None:
         return dataclasses.replace(described(opened), asked=attention, notes=notes)
     again = {"model": str(model), **opening}
     return Subject(opened, attention_of(opened), "attendless.convert:open_model", again, notes=notes)
@@ -120,6 +126,11 @@ def attention_of(model: nn.Module) -> str:
     return join_texts(specs) if specs else "its own"
 
 
+def tokens_of(model: nn.Module) -> str:
+    """What reduces a model's tokens, as a spec; empty if nothing does."""
+    return str(getattr(model, "tokens", "")) if is_host(model) else ""
+
+
 def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:
     """The model of a blueprint, or the one of timm's behind it, every weight written so that all of it is resident."""
     found = Blueprint.from_dict(plan)
@@ -139,7 +150,7 @@ def original(model: nn.Module) -> nn.Module:
     if not converted(model):
         raise UserError(f"{type(model).__name__} was not converted by attendless: give the dense model as like=")
     if isinstance(model, Pyramid):
-        return convert(model, "full")
+        return convert(model, "full", tokens="none")
     dense = _timms(blueprint(model))
     take_weights(dense, model.state_dict())
     first = next(model.parameters())

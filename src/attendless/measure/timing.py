@@ -199,7 +199,7 @@ def _check_answer(answer: Any, whose: str) -> None:
 
 
 def _label(place: str, subject: Subject) -> str:
-    return "the dense model" if place == DENSE else subject.attention
+    return "the dense model" if place == DENSE else subject.label
 
 
 @contextlib.contextmanager

@@ -3,10 +3,10 @@
     in each layer, after attention: the r pairs of patches with the most similar keys merge (`sparse.merging`)
     softmax(q kᵀ / √D + log s): a merged key weighs as much as the s tokens it stands for
 
-`r` says how many tokens go in each layer: one number for all, two for a straight line from the first to the last, or
-one per layer. `keep` says instead what share of the patches is left in the end, whatever the image size: the same share
-goes in every layer. `start` leaves the layers before alone. `window` lets a token merge only within its own window of
-the grid, which costs in proportion to the tokens. `protect` spares what the class token looks at: it lowers a pair's
+`keep` says what share of the patches is left in the end, whatever the image size: the same share goes in every layer.
+`r` says instead how many tokens go in each layer: one number for all, two for a straight line from the first to the
+last, or one per layer. `start` leaves the layers before alone. `window` lets a token merge only within its own window
+of the grid, which costs in proportion to the tokens. `protect` spares what the class token looks at: it lowers a pair's
 similarity by so many times the log of its attention to the patch that would go.
 """
 
@@ -27,29 +27,28 @@ from .registry import register_reducer
 
 @dataclasses.dataclass(frozen=True)
 class ToMeOptions(options.Options):
-    r: tuple[int, ...] = options.option((8,), "tokens merged in each layer: N, FIRST/LAST, or one per layer", low=0)
-    keep: float = options.option(0.0, "instead of r: share of the patches left after the last layer", low=0, high=1)
+    keep: float = options.option(
+        0.5, "share of the patches left after the last layer, unless r is given", low=0, high=1
+    )
+    r: tuple[int, ...] = options.option((), "tokens merged in each layer: N, FIRST/LAST, or one per layer", low=0)
     start: int = options.option(0, "first layer that merges", low=0)
     window: int = options.option(0, "merge only within windows of so many patches a side; 0: anywhere", low=0)
     protect: float = options.option(0.0, "how much the class token's attention keeps a patch from being merged", low=0)
-
-    def __post_init__(self) -> None:
-        if self.keep and self.r != (8,):
-            raise UserError(f"tome takes r={options.value_text(self.r)} or keep={self.keep:g}, not both")
 
 
 @register_reducer
 class ToMe(Reducer):
     name = "tome"
     Options = ToMeOptions
-    examples = ("tome:r=2", "tome:r=1/3", "tome:keep=0.5,start=1", "tome:r=2,window=2", "tome:r=3,protect=0.1")
+    examples = ("tome", "tome:r=1/3", "tome:keep=0.3,start=1", "tome:r=2,window=2", "tome:r=3,protect=0.1")
 
     def setup(self) -> None:
         self.reads = frozenset({"keys", "class_attention"} if self.options.protect else {"keys"})
 
     @classmethod
     def layers(cls, given: ToMeOptions, depth: int) -> list[int]:
-        return [layer for layer in range(given.start, depth) if given.keep or merged(given, layer, depth)]
+        everywhere = given.keep < 1 and not given.r
+        return [layer for layer in range(given.start, depth) if everywhere or merged(given, layer, depth)]
 
     def remaining(self, grid: Grid) -> int:
         return grid.patches - self.merging(grid.patches)
@@ -57,12 +56,10 @@ class ToMe(Reducer):
     def merging(self, patches: int) -> int:
         """How many of so many patches go in this layer: half of them at most, since each needs a partner."""
         given = self.options
-        if given.keep:
-            share = given.keep ** (1 / (self.depth - given.start))
-            wanted = patches - round(patches * share)
-        else:
-            wanted = merged(given, self.layer, self.depth)
-        return min(wanted, patches // 2)
+        if given.r:
+            return min(merged(given, self.layer, self.depth), patches // 2)
+        share = given.keep ** (1 / (self.depth - given.start))
+        return min(patches - round(patches * share), patches // 2)
 
     def plan(self, grid: Grid) -> Merging:
         given, patches = self.options, grid.patches
@@ -91,7 +88,7 @@ class ToMe(Reducer):
 
 def merged(given: ToMeOptions, layer: int, depth: int) -> int:
     """How many tokens `r` lets go in a layer, however many there are."""
-    if layer < given.start:
+    if layer < given.start or not given.r:
         return 0
     if len(given.r) == 1:
         return given.r[0]
