@@ -24,6 +24,9 @@ using Counts = nb::ndarray<int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Indices = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = std::array<int64_t, 7>;  // of a Layout
+using Tokens = nb::ndarray<float, nb::ndim<3>, nb::device::cpu>;                      // [B, N, channels]
+using Longs = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;       // [B, patches or cells]
+using Merging = std::array<int64_t, 6>;  // height, width, prefix, patches, merged, window
 
 template <class Array>
 bool is(const Array& array, std::initializer_list<int> shape) {
@@ -87,6 +90,69 @@ inline void add_gradients(Problem& problem, const Heads& out, const Heads& q, co
     require(is(*bias, {problem.batch, problem.heads, problem.tokens}), "bias_grad must be [batch, heads, tokens]");
     problem.bias_grad = bias->data();
   }
+}
+
+// Merging -------------------------------------------------------------------------------------------------------------
+
+inline Rows rows_of(const Tokens& array, const char* name, int batch, int tokens, int width) {
+  require(is(array, {batch, tokens, width}), name, " must be [batch, tokens, channels] as the plan says");
+  require(width >= 1, name, " must have at least one channel");
+  require(width == 1 || array.stride(2) == 1, name, " must have adjacent channels");
+  return {array.data(), array.stride(0), array.stride(1), width};
+}
+
+// Passes without a branch in them are vectorised.
+inline const int64_t* numbers_of(const std::optional<Longs>& array, const char* name, int batch, int count,
+                                 int64_t low, int64_t high) {
+  if (!array) return nullptr;
+  require(is(*array, {batch, count}), name, " must be [", batch, ", ", count, "]");
+  const int64_t* const data = array->data();
+  bool outside = false;
+  for (size_t i = 0, size = array->size(); i < size; ++i) outside |= (data[i] < low) | (data[i] > high);
+  require(!outside, name, " must be from ", low, " to ", high);
+  return data;
+}
+
+inline Merge merge_of(const Tokens& x, const Tokens& keys, const Merging& plan, float protect, int threads) {
+  for (const int64_t number : plan) {
+    require(number >= 0 && number <= kLargest, "the plan's numbers must be from 0 to ", kLargest);
+  }
+  Merge merge{};
+  merge.protect = protect;
+  merge.threads = std::clamp(threads, 1, kMostThreads);
+  merge.batch = size_of(x.shape(0), "x");
+  int* const to[] = {&merge.height, &merge.width, &merge.prefix, &merge.patches, &merge.merged, &merge.window};
+  for (size_t i = 0; i < plan.size(); ++i) *to[i] = int(plan[i]);
+  size_of(uint64_t(merge.height) * uint64_t(merge.width), "the grid");
+  const int tokens = size_of(uint64_t(merge.prefix) + uint64_t(merge.patches), "tokens");
+  require(merge.merged <= merge.patches / 2, merge.merged, " of ", merge.patches,
+          " patches cannot join others: half of them at most");
+  merge.x = rows_of(x, "x", merge.batch, tokens, size_of(x.shape(2), "x"));
+  merge.keys = rows_of(keys, "keys", merge.batch, tokens, size_of(keys.shape(2), "keys"));
+  return merge;
+}
+
+inline void add_past(Merge& merge, const std::optional<Bias>& importance, const std::optional<Bias>& sizes,
+                     const std::optional<Longs>& cells, const std::optional<Longs>& owners) {
+  const int batch = merge.batch, patches = merge.patches, grid = merge.height * merge.width;
+  require(!importance || is(*importance, {batch, merge.prefix + patches}), "importance must be [batch, tokens]");
+  require(!sizes || is(*sizes, {batch, patches}), "sizes must be [batch, patches]");
+  require(cells || patches <= grid, "a grid of ", grid, " cells has no place for ", patches, " patches");
+  merge.importance = importance && merge.protect != 0.f ? importance->data() : nullptr;
+  merge.sizes = sizes ? sizes->data() : nullptr;
+  merge.cells = numbers_of(cells, "cells", batch, patches, 0, grid - 1);
+  merge.owners = numbers_of(owners, "owners", batch, grid, -1, patches - 1);
+}
+
+inline void add_result(Merge& merge, const Tokens& out, const Bias& sizes, const Longs& cells, const Longs& owners) {
+  const int left = merge.patches - merge.merged;
+  merge.out = rows_of(out, "out", merge.batch, merge.prefix + left, merge.x.width);
+  require(is(sizes, {merge.batch, left}) && is(cells, {merge.batch, left}) &&
+              is(owners, {merge.batch, merge.height * merge.width}),
+          "the results must be [batch, patches left], and owners [batch, cells of the grid]");
+  merge.sizes_out = sizes.data();
+  merge.cells_out = cells.data();
+  merge.owners_out = owners.data();
 }
 
 }  // namespace attendless

@@ -6,6 +6,7 @@
 #include "block.hpp"
 #include "foveal.hpp"
 #include "gather.hpp"
+#include "merge.hpp"
 #include "schedule.hpp"
 #include "sparsifiner.hpp"
 
@@ -24,6 +25,7 @@ void block_backward(const Block& args) { Run<BlockHead<W>>(args, true); }
 void gather(const Gather& args) { Run<GatherHead<W>>(args, false); }
 void gather_backward(const Gather& args) { Run<GatherHead<W>>(args, true); }
 void sparsifiner(const Sparsifiner& args) { Run<SparsifinerHead<W>>(args, false); }
+void merge(const Merge& args) { MergeRun<W> run(args); }
 
 void exp2(const float* from, float* to, int64_t count) {
   for (int64_t i = 0; i < count; i += W) {
@@ -39,6 +41,6 @@ void exp2(const float* from, float* to, int64_t count) {
 
 extern const Kernels kernels;
 const Kernels kernels = {TEXT(ATTENDLESS_ISA), foveal, foveal_backward, block, block_backward, gather,
-                         gather_backward, sparsifiner, exp2};
+                         gather_backward, sparsifiner, merge, exp2};
 
 }  // namespace attendless::ATTENDLESS_ISA

@@ -78,6 +78,29 @@ struct Sparsifiner {
   int32_t* counts;     // [batch, heads, tokens]
 };
 
+// A [batch, tokens, channels] tensor of any strides (in floats) but the last, which is 1.
+struct Rows {
+  float* data;
+  int64_t batch, token;
+  int width;
+};
+
+// Of the patches of each image, which stand on a grid, `merged` join others.
+struct Merge {
+  int batch, threads;
+  int height, width;  // of the grid
+  int prefix, patches, merged;
+  int window;  // patches of the grid a side, within which a partner is looked for; 0: anywhere
+  float protect;
+  Rows x, keys, out;
+  const float* importance;  // [batch, tokens], or null
+  const float* sizes;       // [batch, patches]: what each stands for; null: itself
+  const int64_t* cells;     // [batch, patches]: where each stands; null: in its own place
+  const int64_t* owners;    // [batch, cells of the grid]: which patch stands for each, or -1; null: who stands there
+  float* sizes_out;         // the same of what is left
+  int64_t *cells_out, *owners_out;
+};
+
 // One instruction set's functions.
 struct Kernels {
   const char* name;
@@ -88,6 +111,7 @@ struct Kernels {
   void (*gather)(const Gather&);
   void (*gather_backward)(const Gather&);
   void (*sparsifiner)(const Sparsifiner&);
+  void (*merge)(const Merge&);
   void (*exp2)(const float* from, float* to, int64_t count);
 };
 

@@ -223,6 +223,18 @@ void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::opti
   run_sparsifiner(args);
 }
 
+void merge(const Tokens& x, const Tokens& keys, const std::optional<Bias>& importance,
+           const std::optional<Bias>& sizes, const std::optional<Longs>& cells, const std::optional<Longs>& owners,
+           const Merging& plan, float protect, int threads, const Tokens& out, const Bias& sizes_out,
+           const Longs& cells_out, const Longs& owners_out) {
+  Merge args = merge_of(x, keys, plan, protect, threads);
+  add_past(args, importance, sizes, cells, owners);
+  add_result(args, out, sizes_out, cells_out, owners_out);
+  if (args.batch == 0 || args.prefix + args.patches == 0) return;
+  nb::gil_scoped_release unlocked;
+  kernels().merge(args);
+}
+
 void power_of_two(const Floats& from, const Floats& to) {
   require(from.size() == to.size(), "both arrays must be equally long");
   kernels().exp2(from.data(), to.data(), int64_t(from.size()));
@@ -278,4 +290,7 @@ NB_MODULE(_native, m) {
   m.def("sparsifiner", &sparsifiner, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("coefficients"),
         ARRAY("basis"), MAYBE("tail_scores"), MAYBE("tail_values"), MAYBE("share"), "budget"_a, "prefix"_a, "tau"_a,
         "top"_a, "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"));
+  m.def("merge", &merge, ARRAY("x"), ARRAY("keys"), MAYBE("importance"), MAYBE("sizes"), MAYBE("cells"),
+        MAYBE("owners"), "plan"_a, "protect"_a, "threads"_a, ARRAY("out"), ARRAY("sizes_out"), ARRAY("cells_out"),
+        ARRAY("owners_out"));
 }

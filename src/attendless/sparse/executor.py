@@ -1,8 +1,9 @@
 """Executors: the ways to compute an operation, each registered where it is written.
 
-An *operation* is a function with a name: `full`, `foveal`, `block`, `gather`, `sparsifiner` (see `operations`). An
-*executor* computes one of them in one way: by plain PyTorch, by the compiled kernels, by FlexAttention, by a user's own
-code. All executors of an operation compute the same function: which one runs (`dispatch`) is a matter of speed alone.
+An *operation* is a function with a name: `full`, `foveal`, `block`, `gather`, `sparsifiner`, `merge` (see
+`operations`). An *executor* computes one of them in one way: by plain PyTorch, by the compiled kernels, by
+FlexAttention, by a user's own code. All executors of an operation compute the same function: which one runs
+(`dispatch`) is a matter of speed alone.
 
 A new one is a file of its own, here or in a user's plug-in, and no edit elsewhere:
 
@@ -26,7 +27,6 @@ from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from ..errors import UserError
 from ..plugins import remember_source
@@ -66,7 +66,7 @@ class Sample(NamedTuple):
     """A typical call, for measuring: `call(run)` makes it by an executor's `run`."""
 
     case: Case
-    call: Callable[[Callable[..., Tensor]], Tensor]
+    call: Callable[[Callable[..., Any]], object]
 
 
 class Probe(NamedTuple):
@@ -97,8 +97,8 @@ class Executor:
         """Multiply-accumulates it executes for the call, all images and heads together."""
         raise NotImplementedError(f"{type(self).__name__} does not define macs")
 
-    def run(self, case: Case, *tensors: Any, **more: Any) -> Tensor:
-        """Compute the operation."""
+    def run(self, case: Case, *tensors: Any, **more: Any) -> Any:
+        """Compute the operation: a tensor, or whatever else it gives."""
         raise NotImplementedError(f"{type(self).__name__} does not define run")
 
     def line(self, case: Case) -> str:

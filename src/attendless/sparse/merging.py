@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..errors import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class Merging:
@@ -35,10 +37,40 @@ class Merging:
     window: int = 0
     protect: float = 0.0
 
+    def __post_init__(self) -> None:
+        if min(self.height, self.width, self.prefix, self.patches, self.r, self.window) < 0:
+            raise UserError(f"{self}: no number may be below 0")
+        if self.r > self.patches // 2:
+            most = self.patches // 2
+            raise UserError(f"{self.r} of {self.patches} patches cannot merge: {most} at most have a partner")
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.patches
+
+    @property
+    def left(self) -> int:
+        return self.patches - self.r
+
+    @property
+    def cells(self) -> int:
+        return self.height * self.width
+
+    @property
+    def numbers(self) -> list[int]:
+        """All but `protect`, as the kernel takes them."""
+        return [self.height, self.width, self.prefix, self.patches, self.r, self.window]
+
+    @property
+    def partners(self) -> int:
+        """How many patches one is compared with, on average."""
+        others = self.patches - self.patches // 2
+        return min(others, -(-others * self.window**2 // max(1, self.cells))) if self.window else others
+
 
 class Merged(NamedTuple):
     """The tokens left [B, N − r, C]; of each patch what it stands for (`sizes`), the grid's cell it stands in
-    (`cells`), both [B, m]; and of every cell of the grid who stands for it (`owners`, −1: nobody) [B, height · width]."""
+    (`cells`), both [B, m]; and of every cell of the grid who stands for it (`owners`, −1: nobody) [B, cells]."""
 
     x: Tensor
     sizes: Tensor
@@ -65,11 +97,11 @@ def merge(
     if cells is None:
         cells = torch.arange(n, device=x.device).expand(len(x), n)
     index = match(keys[:, P:], plan, None if importance is None else importance[:, P:], cells)
-    merged, total = join(x[:, P:], index, n - plan.r, sizes)
+    merged, total = join(x[:, P:], index, plan.left, sizes)
     # b comes last: it stays where it is, whoever joins it.
-    places = cells.new_empty(len(x), n - plan.r)
+    places = cells.new_empty(len(x), plan.left)
     places = places.scatter(1, index[:, 1::2], cells[:, 1::2]).scatter(1, index[:, ::2], cells[:, ::2])
-    moved = reowned(index, cells, owners, plan.height * plan.width)
+    moved = reowned(index, cells, owners, plan.cells)
     return Merged(torch.cat([x[:, :P], merged], dim=1), total, places, moved)
 
 
@@ -126,4 +158,4 @@ def reowned(index: Tensor, cells: Tensor, owners: Tensor | None, count: int) -> 
 
 def macs(plan: Merging, width: int) -> int:
     """Multiply-accumulates of the comparison, for keys of this width."""
-    return (plan.patches // 2) * (plan.patches - plan.patches // 2) * width
+    return plan.patches // 2 * plan.partners * width

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..compiled import available, forced, instruction_set, instruction_sets, kernels, reason
 from ..errors import UserError
+from .merging import Merging
 
 __all__ = ["available", "forced", "instruction_set", "instruction_sets", "reason"]
 
@@ -41,6 +42,14 @@ def _rows(x: Tensor) -> Any:
     return x.detach().numpy()
 
 
+def _tokens(x: Tensor) -> Any:
+    """[B, N, ·] likewise."""
+    if x is None or x.ndim != 3:
+        given = None if x is None else list(x.shape)
+        raise UserError(f"merging takes [batch, tokens, channels], not {given}")
+    return _rows(x[:, None])[:, 0]
+
+
 def _within_reason(x: Tensor) -> Tensor:
     """Asked before a copy is made: an expanded tensor has any size and no memory."""
     if x.numel() > 2**31:
@@ -62,6 +71,15 @@ def _ints(x: Tensor | None) -> Any:
     if _within_reason(x).dtype is torch.int64:
         x = x.clamp(-(2**31), 2**31 - 1)
     return x.detach().to(torch.int32).contiguous().numpy()
+
+
+def _longs(x: Tensor | None) -> Any:
+    """Numbers of cells and tokens as PyTorch's own functions have them, in 64 bits."""
+    if x is None:
+        return None
+    if x.dtype is not torch.int64:
+        raise UserError(f"expected a tensor of int64 numbers, got {x.dtype}")
+    return _within_reason(x).detach().contiguous().numpy()
 
 
 def _heads(like: Tensor, width: int) -> Tensor:
@@ -324,3 +342,27 @@ def sparsifiner(
     out, lse = _results(q, v)
     _call(kernels().sparsifiner, *heads, *tail, *sizes, out.numpy(), lse.numpy())
     return _typed(out, q)
+
+
+def merge(
+    x: Tensor,
+    keys: Tensor,
+    importance: Tensor | None,
+    sizes: Tensor | None,
+    cells: Tensor | None,
+    owners: Tensor | None,
+    plan: Sequence[int],
+    protect: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `merging.merge`: what is left of x, its sizes, cells and owners. `plan` are the numbers of a `Merging`."""
+    inputs = [_tokens(x), _tokens(keys), _floats(importance), _floats(sizes), _longs(cells), _longs(owners)]
+    shape = _call(Merging, *plan)
+    if shape.tokens != x.shape[1] or shape.cells > 2**24:
+        given = f"a plan of {shape.tokens} tokens on {shape.cells} cells"
+        raise UserError(f"merge: {given} does not fit x of {list(x.shape)}")
+    B, _, C = x.shape
+    out, total = torch.empty(B, shape.tokens - shape.r, C), torch.empty(B, shape.left)
+    places, moved = (torch.empty(B, count, dtype=torch.int64) for count in (shape.left, shape.cells))
+    results = [result.numpy() for result in (out, total, places, moved)]
+    _call(kernels().merge, *inputs, list(plan), protect, torch.get_num_threads(), *results)
+    return _typed(out, x), _typed(total, x), places, moved

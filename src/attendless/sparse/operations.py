@@ -1,12 +1,13 @@
-"""The operations that attentions are made of, each computed by whichever executor `dispatch` chooses.
+"""The operations that attentions and reducers are made of, each computed by whichever executor `dispatch` chooses.
 
     full         softmax(q kᵀ) v, by PyTorch's fused kernel; here only as what the others are measured against
     foveal       each tile of queries sees its chosen cells sharply and the rest of the grid blurred
     block        each block of queries sees the blocks of keys a fixed pattern shows it
     gather       each query sees a list of keys of its own
     sparsifiner  each query chooses keys by a guessed connectivity, and sees those
+    merge        tokens that are alike become one
 
-What each computes is defined, slowly and readably, in `foveal`, `blocks`, `gather` and `topk`.
+What each computes is defined, slowly and readably, in `foveal`, `blocks`, `gather`, `topk` and `merging`.
 
 Shapes: B batch · H heads · N tokens · D head width · q, k [B, H, N, D] · v [B, H, N, any].
 """
@@ -26,12 +27,16 @@ from .blocks import Plan, plan
 from .executor import Case, Sample, sampled
 from .foveal import Layout
 from .full import Whole
+from .merging import Merged, Merging
 
 
 def case_of(op: str, plan: object, q: Tensor, dropout: float = 0.0) -> Case:
     """The case of a call with queries q [B, H, N, D]."""
-    batch = 1 if torch.compiler.is_compiling() else len(q)  # there it may be a symbol, and one graph serves all
-    return Case(op, plan, batch, q.shape[1], q.shape[3], q.dtype, q.device.type, dropout)
+    return Case(op, plan, _batch(q), q.shape[1], q.shape[3], q.dtype, q.device.type, dropout)
+
+
+def _batch(x: Tensor) -> int:
+    return 1 if torch.compiler.is_compiling() else len(x)  # there it may be a symbol, and one graph serves all
 
 
 def foveal(
@@ -123,6 +128,22 @@ def sparsifiner(
     return dispatch.run(case, q, k, v, coefficients, basis, **more)
 
 
+def merge(
+    x: Tensor,
+    keys: Tensor,
+    plan: Merging,
+    *,
+    importance: Tensor | None = None,
+    sizes: Tensor | None = None,
+    cells: Tensor | None = None,
+    owners: Tensor | None = None,
+) -> Merged:
+    """As `merging.merge`: `plan.r` of the patches of x [B, N, C] join those with keys [B, N, D] most like theirs."""
+    case = Case("merge", plan, _batch(x), 1, keys.shape[-1], x.dtype, x.device.type)
+    more = {"importance": importance, "sizes": sizes, "cells": cells, "owners": owners}
+    return dispatch.run(case, x, keys, **more)
+
+
 # What they are measured by -------------------------------------------------------------------------------------------
 
 #: Heads and head width of a small ViT.
@@ -182,3 +203,13 @@ def _sparsifiner_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
         case_of("sparsifiner", guess, q),
         lambda run: run(q, k, v, coefficients(), up, scale=_SCALE, rest=None, connectivity=None),
     )
+
+
+@sampled("merge")
+def _merge_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
+    draws, N = torch.Generator().manual_seed(side), side * side
+    x = torch.randn(1, N, _HEADS * _WIDTH, generator=draws).to(dtype)
+    keys = torch.randn(1, N, _WIDTH, generator=draws).to(dtype)
+    nothing = dict.fromkeys(("importance", "sizes", "cells", "owners"))
+    case = Case("merge", Merging(side, side, 0, N, N // 20), 1, 1, _WIDTH, dtype)
+    yield Sample(case, lambda run: run(x, keys, **nothing))

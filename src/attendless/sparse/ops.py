@@ -13,6 +13,7 @@ not the kernels are there; without them, calling one says why.
     …_backward(out_grad, q, k, v, out, lse, key_bias, …, bias_grad)                    of those that attend
     sparsifiner_select(coefficients, basis, budget, prefix, tau, top) -> (indices, counts)
     sparsifiner(q, k, v, key_bias, coefficients, basis, tail…, budget, prefix, tau, top, scale) -> out          both
+    merge(x, keys, importance, sizes, cells, owners, plan, protect) -> (x, sizes, cells, owners)    as merging.merge
 
 Shapes: q, k [B, H, N, D] · v [B, H, N, E] · key_bias [B, N] · places [B, n] · chosen [B, H, T, M] · lse [B, H, N].
 `layout` is a `foveal.Layout` as a list of its seven numbers; `block_lists` makes `lists`; `indices` [B, H, N, m] and
@@ -38,7 +39,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import register_flop_formula
 
 from ..errors import UserError
-from . import foveal, native
+from . import foveal, merging, native
+from .merging import Merging
 from .patterns import Pattern
 
 _library = torch.library.Library("attendless", "FRAGMENT")
@@ -191,6 +193,26 @@ _define(
 _refuse_gradient("sparsifiner", "choose keys with sparsifiner_select and attend with gather_attend")
 
 
+# Tokens that are alike -----------------------------------------------------------------------------------------------
+
+
+def _merged(x: Tensor, keys: Tensor, importance: Any, sizes: Any, cells: Any, owners: Any, plan: Sequence[int], _: Any):
+    shape = Merging(*plan)
+    B, N, C = x.shape
+    places, moved = (x.new_empty(B, count, dtype=torch.int64) for count in (shape.left, shape.cells))
+    return x.new_empty(B, N - shape.r, C), x.new_empty(B, shape.left), places, moved
+
+
+_define(
+    "merge",
+    "(Tensor x, Tensor keys, Tensor? importance, Tensor? sizes, Tensor? cells, Tensor? owners, int[] plan, "
+    "float protect) -> (Tensor, Tensor, Tensor, Tensor)",
+    native.merge,
+    _merged,
+)
+_refuse_gradient("merge", "call sparse.merging.merge")
+
+
 # Operations, counted as PyTorch counts them: two for a multiply-add --------------------------------------------------
 
 
@@ -276,3 +298,8 @@ def _(
     chosen = (patches * budget + (N - patches) * N) * (q[3] + v[3])
     tail = patches * R * v[3] if share else 0
     return choosing + 2 * B * H * (chosen + tail)
+
+
+@register_flop_formula(torch.ops.attendless.merge)
+def _(x, keys, importance, sizes, cells, owners, plan, protect, *args, **kwargs) -> int:
+    return 2 * x[0] * merging.macs(Merging(*plan), keys[2])

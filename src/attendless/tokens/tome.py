@@ -19,7 +19,7 @@ from torch import Tensor
 from .. import options
 from ..attention import Context, Grid, Macs
 from ..errors import UserError
-from ..sparse import merging
+from ..sparse import merging, operations
 from ..sparse.merging import Merging
 from .contract import Reducer
 from .registry import register_reducer
@@ -73,7 +73,7 @@ class ToMe(Reducer):
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid, importance = context.grid, context.class_attention
         assert context.keys is not None
-        found = merging.merge(
+        found = operations.merge(
             x,
             context.keys,
             self.plan(grid),

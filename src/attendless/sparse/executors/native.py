@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ... import compiled
-from .. import foveal, full, ops, topk  # noqa: F401 - `ops` registers torch.ops.attendless
+from .. import foveal, full, merging, ops, topk  # noqa: F401 - `ops` registers torch.ops.attendless
 from ..basis import Rest
 from ..executor import Case, Executor, register_executor
+from ..merging import Merged
 from .pytorch import attend_chosen
 
 
@@ -141,3 +142,39 @@ class SparsifinerNatively(NativeExecutor):
         first = full.attend(q[:, :, : guess.prefix], k, v, scale=scale)
         others = torch.ops.attendless.gather_attend(q, k, v, None, *lists, scale)[0][:, :, guess.prefix :]
         return torch.cat([first, others], dim=2)
+
+
+@register_executor
+class MergeNatively(NativeExecutor):
+    """For inference: where a gradient is wanted, the definition computes."""
+
+    op = "merge"
+
+    def refuses(self, case: Case) -> str:
+        if case.dtype != torch.float32:
+            return "the native kernel merges 32-bit floats"
+        return super().refuses(case)
+
+    def macs(self, case: Case) -> int:
+        return case.batch * merging.macs(case.plan, case.width)
+
+    def run(
+        self,
+        case: Case,
+        x: Tensor,
+        keys: Tensor,
+        *,
+        importance: Tensor | None,
+        sizes: Tensor | None,
+        cells: Tensor | None,
+        owners: Tensor | None,
+    ) -> Merged:
+        plan, learning = case.plan, [y for y in (x, sizes) if y is not None and y.requires_grad]
+        if learning and torch.is_grad_enabled():
+            past = {"sizes": sizes, "cells": cells, "owners": owners}
+            return merging.merge(x, keys, plan, importance=importance, **past)
+        importance = None if importance is None else importance.detach()  # a choice has no gradient
+        found = torch.ops.attendless.merge(
+            x, keys.detach(), importance, sizes, cells, owners, plan.numbers, plan.protect
+        )
+        return Merged(*found)

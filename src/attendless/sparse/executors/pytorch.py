@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import blocks, foveal, full, gather, topk
+from .. import blocks, foveal, full, gather, merging, topk
 from ..basis import Rest
 from ..executor import Case, Executor, register_executor
+from ..merging import Merged
 
 
 @register_executor
@@ -92,6 +93,18 @@ class SparsifinerInTorch(Executor):
         found = topk.sparse(coefficients, tau=guess.tau, top=guess.top) @ basis
         above = -torch.inf if guess.spare else 0.0
         return topk.largest(found, guess.budget, prefix=guess.prefix, above=above)
+
+
+@register_executor
+class MergeInTorch(Executor):
+    op, name, about, standing = "merge", "torch", "every patch compared with every other", 1
+
+    def macs(self, case: Case) -> int:
+        others = case.plan.patches - case.plan.patches // 2
+        return case.batch * (case.plan.patches // 2) * others * case.width
+
+    def run(self, case: Case, x: Tensor, keys: Tensor, **more: Tensor | None) -> Merged:
+        return merging.merge(x, keys, case.plan, **more)
 
 
 def attend_chosen(
