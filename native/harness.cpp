@@ -3,38 +3,18 @@
 // one to four threads, from two callers at once.
 //
 //     harness [problems] [seed]
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstdlib>
-#include <random>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "checks.hpp"
-#include "dispatch.hpp"
 #include "geometry.hpp"
+#include "harness.hpp"
 #include "parallel.hpp"
 
 using namespace attendless;
 
 namespace {
 
-using Values = std::vector<float>;
 using Lists = std::vector<std::vector<int>>;  // the keys of each query of each head of each image
-
-struct Random {
-  std::mt19937 engine;
-  int from(int low, int high) { return low + int(engine() % unsigned(high - low + 1)); }
-  bool flip() { return engine() & 1; }
-  Values values(size_t count) {
-    std::normal_distribution<float> normal;
-    Values result(count);
-    for (float& x : result) x = normal(engine);
-    return result;
-  }
-};
 
 View view(Values& x, const Problem& p, int tokens, int width) {
   return {x.data(), int64_t(p.heads) * tokens * width, int64_t(tokens) * width, width, width};
@@ -75,22 +55,6 @@ struct Tensors {
     problem.bias_grad = bias_grad.data();
   }
 };
-
-[[noreturn]] void wrong(const std::string& what) {
-  std::printf("wrong: %s on %s\n", what.c_str(), kernels().name);
-  std::exit(1);
-}
-
-void compare(const char* what, const Values& ours, const std::vector<double>& truth) {
-  double most = 1.;
-  for (const double x : truth) most = std::max(most, std::fabs(x));
-  for (size_t i = 0; i < truth.size(); ++i) {
-    if (!(std::fabs(ours[i] - truth[i]) <= 1e-4 * most)) {
-      wrong(std::string(what) + ", number " + std::to_string(i) + ": " + std::to_string(ours[i]) + " is not " +
-            std::to_string(truth[i]));
-    }
-  }
-}
 
 // The definition, and its derivative: each query's softmax over its own list.
 void check(const Tensors& t, const Lists& lists, bool backward) {
@@ -288,7 +252,7 @@ int main(int count, char** argument) {
   const auto some = [&](unsigned start) {
     Random random{std::mt19937(start)};
     for (int i = 0; i < problems; ++i) {
-      for (const auto& attempt : {try_block, try_gather, try_foveal, try_sparsifiner}) attempt(random);
+      for (const auto& attempt : {try_block, try_gather, try_foveal, try_sparsifiner, try_merge}) attempt(random);
     }
   };
   int done = 0;
@@ -297,7 +261,7 @@ int main(int count, char** argument) {
     std::thread other(some, seed + 1);
     some(seed);
     other.join();
-    done += 2 * 4 * problems;
+    done += 2 * 5 * problems;
     std::printf("%s ", isa.c_str());
   }
   std::printf("ok %d problems%s%s\n", done, *why_own_threads() ? "; own threads: " : "", why_own_threads());

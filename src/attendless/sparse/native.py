@@ -35,6 +35,10 @@ def _rows(x: Tensor) -> Any:
     if x is None or x.ndim != 4:  # an operator hands on None, whatever its signature says
         given = None if x is None else list(x.shape)
         raise UserError(f"the native kernels take [batch, heads, tokens, channels], not {given}")
+    return _channels(x)
+
+
+def _channels(x: Tensor) -> Any:
     if x.dtype is not torch.float32:
         x = _within_reason(x).float()
     if x.stride(-1) != 1 and x.shape[-1] > 1:
@@ -43,11 +47,11 @@ def _rows(x: Tensor) -> Any:
 
 
 def _tokens(x: Tensor) -> Any:
-    """[B, N, ·] likewise."""
+    """[B, N, ·] as such an array."""
     if x is None or x.ndim != 3:
         given = None if x is None else list(x.shape)
         raise UserError(f"merging takes [batch, tokens, channels], not {given}")
-    return _rows(x[:, None])[:, 0]
+    return _channels(x)
 
 
 def _within_reason(x: Tensor) -> Tensor:
@@ -58,7 +62,11 @@ def _within_reason(x: Tensor) -> Tensor:
 
 
 def _floats(x: Tensor | None) -> Any:
-    return None if x is None else _within_reason(x).detach().to(torch.float32).contiguous().numpy()
+    if x is None:
+        return None
+    if x.dtype is not torch.float32 or not x.is_contiguous():  # to ask costs less than to convert what is right
+        x = _within_reason(x).to(torch.float32).contiguous()
+    return x.detach().numpy()
 
 
 def _ints(x: Tensor | None) -> Any:

@@ -1,0 +1,118 @@
+// Merging against loops over its definition. Cosines that differ by rounding alone may be taken for one another, so what
+// the kernel decided, which its owners tell, is checked by double precision, and what it wrote by what it decided.
+#include <numeric>
+
+#include "harness.hpp"
+
+namespace attendless {
+namespace {
+
+constexpr double kRounding = 1e-5;
+
+double cosine(const float* a, const float* b, int width) {
+  double product = 0., first = 0., second = 0.;
+  for (int c = 0; c < width; ++c) {
+    product += double(a[c]) * b[c];
+    first += double(a[c]) * a[c];
+    second += double(b[c]) * b[c];
+  }
+  return product / std::max(1e-12, std::sqrt(first)) / std::max(1e-12, std::sqrt(second));
+}
+
+}  // namespace
+
+void try_merge(Random& random) {
+  Merge m{};
+  m.batch = random.from(1, 3);
+  m.threads = random.from(1, 4);
+  m.height = random.from(1, 24);
+  m.width = random.from(1, 24);
+  const int grid = m.height * m.width;
+  m.patches = random.from((grid + 1) / 2, grid);
+  m.prefix = random.from(0, 2);
+  m.merged = random.from(0, m.patches / 2);
+  m.window = random.flip() ? 0 : random.from(1, 6);
+  m.protect = random.flip() ? 0.f : 0.3f;
+  const int n = m.patches, left = n - m.merged, tokens = m.prefix + n, half = n / 2, stays = half - m.merged;
+  const int C = random.from(1, 200), D = random.from(1, 40);
+  const size_t images = size_t(m.batch);
+  Values x = random.values(images * tokens * C), keys = random.values(images * tokens * D);
+  Values out(images * (tokens - m.merged) * C, NAN), importance = random.values(images * tokens);
+  Values sizes(images * n), sizes_out(images * left, NAN);
+  for (float& y : importance) y = std::fabs(y) + 0.01f;
+  for (float& y : sizes) y = float(random.from(1, 4));
+  std::vector<int64_t> cells, owners(images * grid), cells_out(images * left, -9), owners_out(images * grid, -9);
+  for (int64_t& y : owners) y = random.from(-1, n - 1);
+  for (size_t image = 0; image < images; ++image) {
+    std::vector<int64_t> order(static_cast<size_t>(grid));
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), random.engine);
+    cells.insert(cells.end(), order.begin(), order.begin() + n);
+    for (int i = 0; i < n; ++i) owners[image * grid + order[size_t(i)]] = i;
+  }
+  m.x = {x.data(), int64_t(tokens) * C, C, C};
+  m.keys = {keys.data(), int64_t(tokens) * D, D, D};
+  m.out = {out.data(), int64_t(tokens - m.merged) * C, C, C};
+  m.importance = m.protect != 0.f ? importance.data() : nullptr;
+  m.sizes = sizes.data();
+  m.cells = cells.data();
+  m.owners = owners.data();
+  m.sizes_out = sizes_out.data();
+  m.cells_out = cells_out.data();
+  m.owners_out = owners_out.data();
+  kernels().merge(m);
+
+  std::vector<double> expected(out.size()), totals(sizes_out.size());
+  for (size_t image = 0; image < images; ++image) {
+    const auto cell = [&](int i) { return int(cells[image * n + size_t(i)]); };
+    const auto place = [&](int i) { return int(owners_out[image * grid + size_t(cell(i))]); };
+    const auto window = [&](int i) {
+      return m.window ? cell(i) / m.width / m.window * grid + cell(i) % m.width / m.window : 0;
+    };
+    const auto key = [&](int i) { return keys.data() + (image * tokens + m.prefix + i) * D; };
+    double least_gone = INFINITY, most_staying = -INFINITY;
+    int going = 0;
+    for (int i = 1; i < n; i += 2) {
+      double best = -INFINITY;
+      for (int j = 0; j < n; j += 2) {
+        if (window(i) == window(j)) best = std::max(best, cosine(key(i), key(j), D));
+      }
+      const double likeness = best - (m.importance ? m.protect * std::log(importance[image * tokens + m.prefix + i]) : 0.);
+      if (place(i) >= stays) {
+        ++going;
+        const int partner = 2 * (place(i) - stays);
+        if (partner >= n) wrong("merging finds a partner that is none");
+        if (best == -INFINITY ? partner != 0 : window(i) != window(partner)) wrong("merging crosses windows");
+        if (cosine(key(i), key(partner), D) < best - kRounding) wrong("merging finds a partner that is less alike");
+        least_gone = std::min(least_gone, likeness);
+      } else {
+        if (place(i) != i / 2 - going) wrong("merging loses the order of those that stay");
+        most_staying = std::max(most_staying, likeness);
+      }
+    }
+    if (going != m.merged) wrong("merging takes another number than asked for");
+    if (least_gone < most_staying - kRounding) wrong("merging spares a surer pair");
+    for (int j = 0; j < n; j += 2) {
+      if (place(j) != stays + j / 2) wrong("merging moves those that are joined");
+    }
+    for (int i = 0; i < n; ++i) totals[image * left + size_t(place(i))] += sizes[image * n + size_t(i)];
+    double* const rows = expected.data() + image * (tokens - m.merged) * C;
+    for (int i = -m.prefix; i < n; ++i) {
+      const float* const from = x.data() + (image * tokens + m.prefix + i) * C;
+      const int to = m.prefix + (i < 0 ? i : place(i));
+      const double share = i < 0 ? 1. : sizes[image * n + size_t(i)] / totals[image * left + size_t(place(i))];
+      for (int c = 0; c < C; ++c) rows[to * C + c] += share * from[c];
+      if (i >= 0 && (i % 2 == 0 || place(i) < stays) && cells_out[image * left + size_t(place(i))] != cell(i)) {
+        wrong("merging moves a patch to another cell");
+      }
+    }
+    for (int c = 0; c < grid; ++c) {
+      const int before = int(owners[image * grid + size_t(c)]);
+      if (owners_out[image * grid + size_t(c)] != (before < 0 ? -1 : place(before))) wrong("merging loses a cell");
+    }
+  }
+  compare("merged tokens", out, expected);
+  compare("merged sizes", sizes_out, totals);
+}
+
+}  // namespace attendless
