@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attendless.errors import UserError
-from attendless.sparse import foveal, gather, native, ops  # noqa: F401
+from attendless.sparse import foveal, gather, merging, native, ops  # noqa: F401
 from native_cases import needs_kernels, sweep, thread_counts, threads
 
 pytestmark = needs_kernels
@@ -143,6 +143,31 @@ def sparsifiner_problems(draw: st.DrawFn) -> tuple[Arguments, Arguments]:
     return shared, sizes.results() | {"indices": indices, "counts": indices[..., 0].contiguous()}
 
 
+@st.composite
+def merge_problems(draw: st.DrawFn) -> tuple[Arguments, Arguments]:
+    sizes, past = draw(some_sizes()), draw(st.booleans())
+    height, width, prefix = draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.integers(0, 2))
+    B, cells = sizes.batch, height * width
+    n = draw(st.integers(1, cells)) if past else cells
+    r = draw(st.integers(0, n // 2))
+    places = torch.stack([sizes.tensor(cells).argsort()[:n] for _ in range(B)])
+    owners = sizes.number(-1, n, B, cells).long().scatter(1, places, torch.arange(n).expand(B, n))
+    shared = {
+        "x": sizes.tensor(B, prefix + n, sizes.value_width),
+        "keys": sizes.tensor(B, prefix + n, sizes.width),
+        "importance": sizes.tensor(B, prefix + n).abs() if draw(st.booleans()) else None,
+        "sizes": sizes.number(1, 4, B, n).float() if past else None,
+        "cells": places if past else None,
+        "owners": owners if past else None,
+        "plan": [height, width, prefix, n, r, draw(st.sampled_from([0, 0, 1, 2, 9]))],
+        "protect": draw(st.sampled_from([0.0, 0.5])),
+    }
+    left = torch.zeros(B, n - r)
+    out = torch.zeros(B, prefix + n - r, sizes.value_width)
+    results = {"sizes_out": left, "cells_out": left.long(), "owners_out": torch.zeros(B, cells).long()}
+    return shared, {"out": out, **results}
+
+
 # What may be wrong with an argument ----------------------------------------------------------------------------------
 
 
@@ -246,6 +271,20 @@ def check(out: Tensor, expected: Tensor) -> None:
     tolerance = 2e-2 if out.dtype in (torch.float16, torch.bfloat16) else 2e-4
     scale = max(1.0, expected.abs().max().item()) if expected.numel() else 1.0
     torch.testing.assert_close(out.float(), expected.float(), atol=tolerance * scale, rtol=tolerance)
+
+
+def check_merged(a: Arguments, x: Tensor, sizes: Tensor, cells: Tensor, owners: Tensor) -> None:
+    """What comes out is a way to merge; the rest is what follows from that, as far as the owners tell."""
+    plan = merging.Merging(*a["plan"])
+    assert ((owners >= -1) & (owners < max(1, plan.left))).all()
+    assert ((cells >= 0) & (cells < plan.cells)).all()
+    places = torch.arange(plan.patches).expand(len(x), -1) if a["cells"] is None else a["cells"]
+    before = merging.reowned(torch.arange(plan.patches).expand_as(places), places, a["owners"], plan.cells)
+    if torch.equal(before.gather(1, places), torch.arange(plan.patches).expand_as(places)):
+        index = owners.gather(1, places)
+        means, totals = merging.join(a["x"][:, plan.prefix :].float(), index, plan.left, a["sizes"])
+        check(x[:, plan.prefix :], means)
+        check(sizes, totals)
 
 
 class Calls:
@@ -363,6 +402,17 @@ def test_sparsifiner_operators(data: st.DataObject) -> None:
         check(out, dense(a, seen))
 
 
+@given(data=st.data())
+@sweep
+def test_merge_operator(data: st.DataObject) -> None:
+    shared, _ = data.draw(merge_problems())
+    a = spoiled(data.draw, shared)
+    with threads(data.draw(thread_counts)):
+        found = operate("merge", *a.values())
+    if found is not None and finite(a) and a["x"].is_floating_point():
+        check_merged(a, *found)
+
+
 # Straight into the module --------------------------------------------------------------------------------------------
 
 GRADIENTS = " out_grad q_grad k_grad v_grad bias_grad"
@@ -372,6 +422,7 @@ GATHER = "q k v key_bias indices counts scale threads out lse"
 SPARSIFINER = (
     "q k v key_bias coefficients basis tail_scores tail_values share budget prefix tau top scale threads out lse"
 )
+MERGE = "x keys importance sizes cells owners plan protect threads out sizes_out cells_out owners_out"
 FUNCTIONS = {
     "foveal_select": (foveal_problems, FOVEAL.replace(" v ", " ")),
     "foveal_attend": (foveal_problems, FOVEAL + " select out lse"),
@@ -382,6 +433,7 @@ FUNCTIONS = {
     "gather_backward": (gather_problems, GATHER + GRADIENTS),
     "sparsifiner_select": (sparsifiner_problems, "coefficients basis budget prefix tau top threads indices counts"),
     "sparsifiner": (sparsifiner_problems, SPARSIFINER),
+    "merge": (merge_problems, MERGE),
 }
 
 
@@ -407,6 +459,8 @@ def test_functions_of_the_module(name: str, data: st.DataObject) -> None:
     a = spoiled(data.draw, {x: everything[x] for x in names.split() if x != "threads"})
     done = raw(name, *(number if x == "threads" else a[x] for x in names.split()))
     if done and finite({x: y for x, y in a.items() if "grad" not in x}) and a.get("out", torch.ones(1)).numel():
+        if name == "merge":
+            check_merged(a, a["out"], a["sizes_out"], a["cells_out"], a["owners_out"])
         if name == "block_attend":
             check(a["out"], dense(a, times_seen(a)))
         if name == "gather_attend":
@@ -483,6 +537,27 @@ def test_layouts_that_wrap(layout: list[int]) -> None:
     refused("foveal_attend", q, q, q, None, None, layout, 1.0, 1, None, True, q.clone(), zeros(1, 1, 1))
     with pytest.raises(UserError):
         torch.ops.attendless.foveal(q, q, q, None, None, layout, 1.0)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        [1 << 16, 1 << 16, 0, 4, 1, 0],  # 2³² cells were none
+        [0, 4, 0, 4, 1, 0],  # no cell to stand in
+        [2, 2, 2**31, 4, 1, 0],
+        [2, 2, 0, 4, 3, 0],  # more than have a partner
+        [2, 2, 0, 4, -1, 0],
+        [2, 2, 0, 4, 1, -1],
+        [2, 2, 0, 4, 1, 2**32],
+    ],
+)
+def test_merging_plans_that_wrap(plan: list[int]) -> None:
+    x, cells = zeros(1, 4, 8), torch.zeros(1, 4, dtype=torch.int64)
+    refused(
+        "merge", x, x, None, None, cells, None, plan, 0.0, 1, zeros(1, 3, 8), zeros(1, 3), cells[:, :3].clone(), cells
+    )
+    with pytest.raises(UserError):
+        torch.ops.attendless.merge(x, x, None, None, cells, None, plan, 0.0)
 
 
 def test_nothing_wide() -> None:
