@@ -10,6 +10,7 @@ Shapes: B batch · H heads · N tokens · n patches · T tiles of queries · M c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -352,6 +353,12 @@ def sparsifiner(
     return _typed(out, q)
 
 
+@lru_cache(maxsize=256)
+def _merging(*plan: int) -> Merging:
+    """To make and check a plan takes microseconds, and a model asks for the same few again and again."""
+    return Merging(*plan)
+
+
 def merge(
     x: Tensor,
     keys: Tensor,
@@ -364,7 +371,7 @@ def merge(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `merging.merge`: what is left of x, its sizes, cells and owners. `plan` are the numbers of a `Merging`."""
     inputs = [_tokens(x), _tokens(keys), _floats(importance), _floats(sizes), _longs(cells), _longs(owners)]
-    shape = _call(Merging, *plan)
+    shape = _call(_merging, *plan)
     if shape.tokens != x.shape[1] or shape.cells > 2**24:
         given = f"a plan of {shape.tokens} tokens on {shape.cells} cells"
         raise UserError(f"merge: {given} does not fit x of {list(x.shape)}")
