@@ -113,7 +113,7 @@ inline const int64_t* numbers_of(const std::optional<Longs>& array, const char* 
   return data;
 }
 
-inline Merge merge_of(const Tokens& x, const Tokens& keys, const Merging& plan, float protect, int threads) {
+inline Merge merge_of(const Tokens& x, const Heads& keys, const Merging& plan, float protect, int threads) {
   for (const int64_t number : plan) {
     require(number >= 0 && number <= kLargest, "the plan's numbers must be from 0 to ", kLargest);
   }
@@ -128,7 +128,13 @@ inline Merge merge_of(const Tokens& x, const Tokens& keys, const Merging& plan, 
   require(merge.merged <= merge.patches / 2, merge.merged, " of ", merge.patches,
           " patches cannot join others: half of them at most");
   merge.x = rows_of(x, "x", merge.batch, tokens, size_of(x.shape(2), "x"));
-  merge.keys = rows_of(keys, "keys", merge.batch, tokens, size_of(keys.shape(2), "keys"));
+  const int width = size_of(keys.shape(3), "keys");
+  merge.heads = size_of(keys.shape(1), "keys");
+  require(is(keys, {merge.batch, merge.heads, tokens, width}) && merge.heads >= 1,
+          "keys must be [batch, heads, tokens, channels] as the plan says");
+  require(width >= 1, "keys must have at least one channel");
+  require(width == 1 || keys.stride(3) == 1, "keys must have adjacent channels");
+  merge.keys = {keys.data(), keys.stride(0), keys.stride(1), keys.stride(2), width};
   return merge;
 }
 

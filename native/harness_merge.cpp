@@ -35,8 +35,14 @@ void try_merge(Random& random) {
   m.protect = random.flip() ? 0.f : 0.3f;
   const int n = m.patches, left = n - m.merged, tokens = m.prefix + n, half = n / 2, stays = half - m.merged;
   const int C = random.from(1, 200), D = random.from(1, 40);
+  m.heads = random.from(1, 3);
   const size_t images = size_t(m.batch);
-  Values x = random.values(images * tokens * C), keys = random.values(images * tokens * D);
+  Values x = random.values(images * tokens * C), keys = random.values(images * m.heads * tokens * D);
+  Values summed(images * tokens * D, 0.f);
+  for (size_t i = 0; i < summed.size(); ++i) {
+    const size_t image = i / (size_t(tokens) * D), at = i % (size_t(tokens) * D);
+    for (int head = 0; head < m.heads; ++head) summed[i] += keys[(image * m.heads + head) * tokens * D + at];
+  }
   Values out(images * (tokens - m.merged) * C, NAN), importance = random.values(images * tokens);
   Values sizes(images * n), sizes_out(images * left, NAN);
   for (float& y : importance) y = std::fabs(y) + 0.01f;
@@ -51,7 +57,7 @@ void try_merge(Random& random) {
     for (int i = 0; i < n; ++i) owners[image * grid + order[size_t(i)]] = i;
   }
   m.x = {x.data(), int64_t(tokens) * C, C, C};
-  m.keys = {keys.data(), int64_t(tokens) * D, D, D};
+  m.keys = {keys.data(), int64_t(m.heads) * tokens * D, int64_t(tokens) * D, D, D};
   m.out = {out.data(), int64_t(tokens - m.merged) * C, C, C};
   m.importance = m.protect != 0.f ? importance.data() : nullptr;
   m.sizes = sizes.data();
@@ -69,7 +75,7 @@ void try_merge(Random& random) {
     const auto window = [&](int i) {
       return m.window ? cell(i) / m.width / m.window * grid + cell(i) % m.width / m.window : 0;
     };
-    const auto key = [&](int i) { return keys.data() + (image * tokens + m.prefix + i) * D; };
+    const auto key = [&](int i) { return summed.data() + (image * tokens + m.prefix + i) * D; };
     double least_gone = INFINITY, most_staying = -INFINITY;
     int going = 0;
     for (int i = 1; i < n; i += 2) {

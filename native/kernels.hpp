@@ -92,7 +92,9 @@ struct Merge {
   int prefix, patches, merged;
   int window;  // patches of the grid a side, within which a partner is looked for; 0: anywhere
   float protect;
-  Rows x, keys, out;
+  Rows x, out;
+  View keys;  // [batch, heads, tokens, channels]: compared are their sums over the heads
+  int heads;
   const float* importance;  // [batch, tokens], or null
   const float* sizes;       // [batch, patches]: what each stands for; null: itself
   const int64_t* cells;     // [batch, patches]: where each stands; null: in its own place

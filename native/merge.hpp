@@ -69,6 +69,7 @@ class MergeRun {
   int match_pieces_, join_pieces_;  // of an image
   int64_t image_, local_;           // floats of each
   float *images_, *locals_;
+  float* keys_;  // [batch, patches, channels], summed over the heads; none if there is one
   Stage stage_;
   int pieces_, taken_;
 
@@ -89,6 +90,7 @@ class MergeRun {
     const Memory memory(floats);
     Cursor all(memory.data(), floats);
     lay_out(all);
+    if (args.merged && args.heads > 1) each(1, &MergeRun::sum);
     if (args.merged) each(match_pieces_, &MergeRun::match);
     each(1, &MergeRun::choose);
     each(join_pieces_, &MergeRun::join);
@@ -103,6 +105,7 @@ class MergeRun {
   void lay_out(Cursor& memory) {
     images_ = memory.floats(image_ * args_.batch);
     locals_ = memory.floats(local_ * threads_);
+    keys_ = args_.heads > 1 ? memory.floats(int64_t(args_.batch) * args_.patches * args_.keys.width) : nullptr;
   }
 
   Image image(int number) const {
@@ -127,7 +130,25 @@ class MergeRun {
   // Matching ----------------------------------------------------------------------------------------------------------
 
   const float* key(int image, int patch) const {
-    return args_.keys.data + image * args_.keys.batch + (args_.prefix + patch) * args_.keys.token;
+    return keys_ ? keys_ + (int64_t(image) * args_.patches + patch) * args_.keys.width : key(image, patch, 0);
+  }
+  const float* key(int image, int patch, int head) const {
+    return args_.keys.data + image * args_.keys.batch + head * args_.keys.head + (args_.prefix + patch) * args_.keys.token;
+  }
+
+  // The keys of an image, summed over the heads: cosines are the same as of their mean.
+  void sum(int number, const Local&) {
+    const int width = args_.keys.width;
+    for (int patch = 0; patch < args_.patches; ++patch) {
+      float* const to = keys_ + (int64_t(number) * args_.patches + patch) * width;
+      std::memcpy(to, key(number, patch, 0), sizeof(float) * width);
+      for (int head = 1; head < args_.heads; ++head) {
+        const float* const from = key(number, patch, head);
+        int c = 0;
+        for (; c + W <= width; c += W) S::store(to + c, S::load(to + c) + S::load(from + c));
+        for (; c < width; ++c) to[c] += from[c];
+      }
+    }
   }
   int cell(int image, int patch) const {
     return args_.cells ? int(args_.cells[int64_t(image) * args_.patches + patch]) : patch;

@@ -223,7 +223,7 @@ void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::opti
   run_sparsifiner(args);
 }
 
-void merge(const Tokens& x, const Tokens& keys, const std::optional<Bias>& importance,
+void merge(const Tokens& x, const Heads& keys, const std::optional<Bias>& importance,
            const std::optional<Bias>& sizes, const std::optional<Longs>& cells, const std::optional<Longs>& owners,
            const Merging& plan, float protect, int threads, const Tokens& out, const Bias& sizes_out,
            const Longs& cells_out, const Longs& owners_out) {

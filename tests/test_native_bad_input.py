@@ -154,7 +154,7 @@ def merge_problems(draw: st.DrawFn) -> tuple[Arguments, Arguments]:
     owners = sizes.number(-1, n, B, cells).long().scatter(1, places, torch.arange(n).expand(B, n))
     shared = {
         "x": sizes.tensor(B, prefix + n, sizes.value_width),
-        "keys": sizes.tensor(B, prefix + n, sizes.width),
+        "keys": sizes.tensor(B, sizes.heads, prefix + n, sizes.width),
         "importance": sizes.tensor(B, prefix + n).abs() if draw(st.booleans()) else None,
         "sizes": sizes.number(1, 4, B, n).float() if past else None,
         "cells": places if past else None,
@@ -554,7 +554,20 @@ def test_layouts_that_wrap(layout: list[int]) -> None:
 def test_merging_plans_that_wrap(plan: list[int]) -> None:
     x, cells = zeros(1, 4, 8), torch.zeros(1, 4, dtype=torch.int64)
     refused(
-        "merge", x, x, None, None, cells, None, plan, 0.0, 1, zeros(1, 3, 8), zeros(1, 3), cells[:, :3].clone(), cells
+        "merge",
+        x,
+        x[:, None],
+        None,
+        None,
+        cells,
+        None,
+        plan,
+        0.0,
+        1,
+        zeros(1, 3, 8),
+        zeros(1, 3),
+        cells[:, :3].clone(),
+        cells,
     )
     with pytest.raises(UserError):
         torch.ops.attendless.merge(x, x, None, None, cells, None, plan, 0.0)

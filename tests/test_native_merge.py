@@ -169,6 +169,7 @@ def test_says_what_is_wrong() -> None:
     native.merge(*good)
     refused(0, p.x[0], r"\[batch, tokens, channels\], not \[13, 5\]")
     refused(1, p.keys[:, 1:], "keys must be")
+    refused(1, p.keys[:, None, None], r"\[batch, heads, tokens, channels\]")
     refused(1, p.keys[..., :0], "keys must have at least one channel")
     refused(2, torch.ones(2, 12), "importance must be")
     refused(3, torch.ones(2, 13), "sizes must be")
@@ -273,3 +274,14 @@ def test_operations_are_counted() -> None:
         with FlopCounterMode(display=False) as counter:
             merge(p)
         assert counter.get_total_flops() == 2 * 2 * merging.macs(p.plan, 4)
+
+
+def test_the_keys_of_several_heads_count_by_their_mean() -> None:
+    draws = torch.Generator().manual_seed(0)
+    for batch, heads, n in ((1, 3, 49), (5, 2, 12), (2, 1, 30)):
+        packed = torch.randn(batch, 1 + n, 2, heads, 20, generator=draws)
+        keys, x = packed[:, :, 1].transpose(1, 2), torch.randn(batch, 1 + n, 24, generator=draws)
+        plan = Merging(1, n, 1, n, n // 4)
+        for found in (operations.merge(x, keys, plan), merging.merge(x, keys, plan)):
+            for one, other in zip(found, merging.merge(x, keys.mean(1), plan), strict=True):
+                torch.testing.assert_close(one, other)

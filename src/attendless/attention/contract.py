@@ -208,7 +208,7 @@ class Attention(nn.Module):
         if "class_attention" in context.wants & self.provides:
             context = context.replace(class_attention=self.class_row(q, k, context.grid))
         if "keys" in context.wants & self.provides:
-            context = context.replace(keys=k.mean(1))
+            context = context.replace(keys=k)
         return self.merge(out), context
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:

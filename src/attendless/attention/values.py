@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 ENTRIES = {
     "scores": "its scores before the softmax, [B, H, N, N]",
     "class_attention": "how much of its attention the class token gives each token, [B, H, N]",
-    "keys": "its keys, averaged over the heads, [B, N, D]",
+    "keys": "its keys, [B, H, N, D]",
 }
 
 

@@ -277,7 +277,7 @@ def provides(trial: Trial) -> None:
     shape: dict[str, tuple[int, ...]] = {
         "scores": (trial.batch, HEADS, tokens, tokens),
         "class_attention": (trial.batch, HEADS, tokens),
-        "keys": (trial.batch, tokens, module.head_dim),
+        "keys": (trial.batch, HEADS, tokens, module.head_dim),
     }
     with torch.no_grad():
         plain = module(trial.x, trial.context)[0]

@@ -88,12 +88,14 @@ def merge(
     cells: Tensor | None = None,
     owners: Tensor | None = None,
 ) -> Merged:
-    """Tokens x [B, N, C] with keys [B, N, D] and, if anything is to be protected, importance [B, N].
+    """Tokens x [B, N, C] with keys [B, N, D], or those of each head [B, H, N, D], of which the mean counts, and, if
+    anything is to be protected, importance [B, N].
 
     `sizes` [B, n], `cells` [B, n] and `owners` [B, height · width] are those of earlier merging; without them every
     patch stands for itself, in its own place.
     """
     P, n = plan.prefix, plan.patches
+    keys = keys if keys.ndim == 3 else keys.mean(1)
     if cells is None:
         cells = torch.arange(n, device=x.device).expand(len(x), n)
     index = match(keys[:, P:], plan, None if importance is None else importance[:, P:], cells)

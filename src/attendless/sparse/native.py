@@ -370,7 +370,14 @@ def merge(
     protect: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """As `merging.merge`: what is left of x, its sizes, cells and owners. `plan` are the numbers of a `Merging`."""
-    inputs = [_tokens(x), _tokens(keys), _floats(importance), _floats(sizes), _longs(cells), _longs(owners)]
+    inputs = [
+        _tokens(x),
+        _rows(keys if keys.ndim == 4 else keys[:, None]),
+        _floats(importance),
+        _floats(sizes),
+        _longs(cells),
+        _longs(owners),
+    ]
     shape = _call(_merging, *plan)
     if shape.tokens != x.shape[1] or shape.cells > 2**24:
         given = f"a plan of {shape.tokens} tokens on {shape.cells} cells"

@@ -138,7 +138,7 @@ def merge(
     cells: Tensor | None = None,
     owners: Tensor | None = None,
 ) -> Merged:
-    """As `merging.merge`: `plan.r` of the patches of x [B, N, C] join those with keys [B, N, D] most like theirs."""
+    """As `merging.merge`: `plan.r` of the patches of x [B, N, C] join those with keys most like theirs."""
     case = Case("merge", plan, _batch(x), 1, keys.shape[-1], x.dtype, x.device.type)
     more = {"importance": importance, "sizes": sizes, "cells": cells, "owners": owners}
     return dispatch.run(case, x, keys, **more)

@@ -302,4 +302,4 @@ def _(
 
 @register_flop_formula(torch.ops.attendless.merge)
 def _(x, keys, importance, sizes, cells, owners, plan, protect, *args, **kwargs) -> int:
-    return 2 * x[0] * merging.macs(Merging(*plan), keys[2])
+    return 2 * x[0] * merging.macs(Merging(*plan), keys[-1])

@@ -174,7 +174,5 @@ class MergeNatively(NativeExecutor):
             past = {"sizes": sizes, "cells": cells, "owners": owners}
             return merging.merge(x, keys, plan, importance=importance, **past)
         importance = None if importance is None else importance.detach()  # a choice has no gradient
-        found = torch.ops.attendless.merge(
-            x, keys.detach(), importance, sizes, cells, owners, plan.numbers, plan.protect
-        )
-        return Merged(*found)
+        given = (importance, sizes, cells, owners)
+        return Merged(*torch.ops.attendless.merge(x, keys.detach(), *given, plan.numbers, plan.protect))
