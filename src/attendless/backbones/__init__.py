@@ -4,10 +4,11 @@ from typing import Any
 
 from .columnar import Columnar, ColumnarDistilled
 from .host import Host
+from .lvvit import LVViT
 from .models import MODELS
 from .pyramid import Pyramid
 
-__all__ = ["MODELS", "Columnar", "ColumnarDistilled", "Host", "Pyramid", "is_host"]
+__all__ = ["MODELS", "Columnar", "ColumnarDistilled", "Host", "LVViT", "Pyramid", "is_host"]
 
 
 def is_host(model: Any) -> bool:

@@ -149,6 +149,10 @@ class ColumnarHost(Host, _Base):
         own = {f"blocks.{i}.attn.{name}" for i, block in layers for name in block.attn.no_weight_decay()}
         return set(super().no_weight_decay()) | own
 
+    def embedding_macs(self, grid: Grid) -> int:
+        """What it takes to make the patches of one image on `grid`."""
+        return weight_macs(self.patch_embed, grid.patches)
+
     def costs(self, size: tuple[int, int] | None = None) -> list[Layer]:
         """Parameters and multiply-accumulates of the embedding, every block and the head, for one image."""
         grid = self.grid(size)
@@ -156,7 +160,7 @@ class ColumnarHost(Host, _Base):
         embedding += sum(
             t.numel() for t in (self.pos_embed, self.cls_token, self.reg_token, _dist(self)) if t is not None
         )
-        rows = [Layer("embedding", grid, Macs(other=weight_macs(self.patch_embed, grid.patches)), embedding)]
+        rows = [Layer("embedding", grid, Macs(other=self.embedding_macs(grid)), embedding)]
         for i, (block, wants) in enumerate(zip(self.blocks, self.wants(), strict=True)):
             rows.append(block.cost(f"blocks.{i}", grid, wants))
             grid = block.grid_after(grid)
@@ -185,6 +189,7 @@ def _dist(model: Any) -> Tensor | None:
 def _head_macs(model: Any, grid: Grid) -> int:
     macs = weight_macs(model.head, 1)
     macs += weight_macs(model.head_dist, 1) if hasattr(model, "head_dist") else 0
+    macs += weight_macs(model.aux_head, grid.patches) if hasattr(model, "aux_head") else 0
     pool = model.attn_pool
     if pool is None:
         return macs

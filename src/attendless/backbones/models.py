@@ -7,6 +7,7 @@ timm has on its hub load them with `pretrained=True`, under another attention as
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 from timm.models import build_model_with_cfg, get_pretrained_cfg, register_model
@@ -14,21 +15,25 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
 from .columnar import Columnar
+from .lvvit import LVViT
 from .pyramid import Pyramid
 from .weights import fit_attention, from_pyramids
 
 _IMAGENET = {"num_classes": 1000, "input_size": (3, 224, 224), "crop_pct": 0.9, "interpolation": "bicubic"}
 _LAYERS = {"first_conv": "patch_embed.proj", "classifier": "head"}
+_LVVIT_LAYERS = {"first_conv": "patch_embed.conv1", "classifier": ("head", "aux_head")}
 default_cfgs: dict[str, Any] = {}
 
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A host and its constructor's arguments; `weights` names the timm model whose weights it can load."""
+    """A host and its constructor's arguments; `weights` names the timm model whose weights it can load, `layers` those
+    that images enter and answers leave by."""
 
     host: type[nn.Module]
     arguments: dict[str, Any]
     weights: str = ""
+    layers: dict[str, Any] = dataclasses.field(default_factory=lambda: _LAYERS)
 
     def build(self, name: str, pretrained: bool, arguments: dict[str, Any]) -> nn.Module:
         return build_model_with_cfg(
@@ -55,7 +60,7 @@ def _register(name: str, model: Model) -> None:
     theirs = get_pretrained_cfg(model.weights) if model.weights else None
     # Pyramids take images of any size, also where timm's own do not.
     side = model.arguments.get("img_size", 224)
-    ours = {**_LAYERS, "fixed_input_size": not issubclass(model.host, Pyramid), "input_size": (3, side, side)}
+    ours = {**model.layers, "fixed_input_size": not issubclass(model.host, Pyramid), "input_size": (3, side, side)}
     default_cfgs[name] = {**(theirs.to_dict() if theirs else _IMAGENET), **ours}
     register_model(entry)
 
@@ -124,6 +129,13 @@ def _twins_pcpvt(*depths: int) -> dict[str, Any]:
     return {**_pvt(depths), "positions": "conv"}
 
 
+def _lvvit(dim: int, depth: int, heads: int, skip: float) -> Model:
+    sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "mlp_ratio": 3, "skip": skip}
+    return Model(
+        LVViT, {**sizes, "qkv_bias": False, "norm_layer": partial(nn.LayerNorm, eps=1e-5)}, layers=_LVVIT_LAYERS
+    )
+
+
 #: 64 tokens and a tenth of a million parameters: for `scenes`, and for trying things within a minute. Nothing but the
 #: linear head comes after the pool: a norm there would relate the patches to each other, which is attention's part.
 _MICRO = {
@@ -143,6 +155,9 @@ MODELS: dict[str, Model] = {
     "columnar_tiny_patch16_224": Model(Columnar, {"embed_dim": 192, "num_heads": 3}, "deit_tiny_patch16_224"),
     "columnar_small_patch16_224": Model(Columnar, {"embed_dim": 384, "num_heads": 6}, "deit_small_patch16_224"),
     "columnar_base_patch16_224": Model(Columnar, {"embed_dim": 768, "num_heads": 12}, "deit_base_patch16_224"),
+    "columnar_lvvit_tiny": _lvvit(240, 12, 4, 1),
+    "columnar_lvvit_small": _lvvit(384, 16, 6, 2),
+    "columnar_lvvit_medium": _lvvit(512, 20, 8, 2),
     "pyramid_fair_patch4_224": Model(Pyramid, _fair_pyramid(4)),
     "pyramid_fair_patch7_224": Model(Pyramid, _fair_pyramid(7)),
     "columnar_fair_patch14_224": Model(Pyramid, _fair_column(14)),

@@ -19,16 +19,17 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ..attention import Spec, parse
-from ..backbones import Columnar, ColumnarDistilled, Pyramid
+from ..backbones import Columnar, ColumnarDistilled, LVViT, Pyramid
 from ..errors import UserError, unknown
 from ..sizes import input_size, model_name
-from .arguments import column, layer, pyramid
+from .arguments import column, layer, lvvit, pyramid
 from .resize import resize
 from .slots import exchangeable, find_slots
 
 HOSTS: dict[str, type[nn.Module]] = {
     "columnar": Columnar,
     "columnar_distilled": ColumnarDistilled,
+    "lvvit": LVViT,
     "pyramid": Pyramid,
 }
 #: Of each kind of model: the host it is built as, and how its arguments are read.
@@ -37,8 +38,11 @@ _READ: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     Columnar: ("columnar", column),
     VisionTransformerDistilled: ("columnar_distilled", column),
     ColumnarDistilled: ("columnar_distilled", column),
+    LVViT: ("lvvit", lvvit),
     Pyramid: ("pyramid", pyramid),
 }
+#: Hosts that are a model of timm's, and can be built as that.
+_TIMMS: dict[str, type[nn.Module]] = {"columnar": VisionTransformer, "columnar_distilled": VisionTransformerDistilled}
 _ABSENT_IN_EVAL = (nn.Identity, nn.Dropout, DropPath)
 
 
@@ -59,10 +63,9 @@ class Description:
 
     def original(self) -> nn.Module:
         """timm's own model, with its own fused attention; its weights too are yet to be loaded."""
-        timms = next((cls for cls in self._host().__mro__ if cls.__module__.startswith("timm.")), None)
-        if timms is None:
+        if self.host not in _TIMMS:
             raise UserError(f"the {self.host} host has no counterpart in timm")
-        return timms(**self._arguments())
+        return _TIMMS[self.host](**self._arguments())
 
     def _host(self) -> type[nn.Module]:
         if self.host not in HOSTS:
@@ -71,7 +74,7 @@ class Description:
 
     def _arguments(self) -> dict[str, Any]:
         layers = {name: layer(value) for name, value in self.arguments.items() if name.endswith("_layer")}
-        skip = {"weight_init": "skip"} if self.host == "columnar" else {}
+        skip = {"weight_init": "skip"} if self.host in ("columnar", "lvvit") else {}
         return {**self.arguments, **layers, **skip}
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from ..attention import Attention
 from ..backbones.block import Block
+from ..backbones.lvvit import ConvStem
 from ..backbones.positions import FourierPositions, LearnedPositions
 from ..backbones.stem import Merge
 from ..errors import UserError
@@ -61,6 +62,12 @@ def column(model: Any) -> dict[str, Any]:
         "act_layer": layer_text(mlp.act),
         "mlp_layer": layer_text(mlp),
     }
+
+
+def lvvit(model: Any) -> dict[str, Any]:
+    """The arguments of our `LVViT`: a column's, and its own."""
+    own = {"in_chans": model.patch_embed.conv1.in_channels, "stem": model.stem, "skip": model.skip}
+    return {**column(model), "init_values": None, **own}
 
 
 def pyramid(model: Any) -> dict[str, Any]:
@@ -115,7 +122,7 @@ def _mlp(mlp: Any) -> str:
 
 def _check_parts(model: Any) -> None:
     """Parts whose forward differs though their weights may look alike."""
-    if type(model.patch_embed) is not timm.layers.PatchEmbed:
+    if type(model.patch_embed) not in (timm.layers.PatchEmbed, ConvStem):
         raise UserError(
             f"patch embedding {type(model.patch_embed).__name__} is not supported: only timm's PatchEmbed is"
         )

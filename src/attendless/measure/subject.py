@@ -12,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..attention import Attention
-from ..backbones import Pyramid, is_host
+from ..backbones import LVViT, Pyramid, is_host
 from ..backbones.block import take_weights
 from ..convert import convert, open_model
 from ..convert.architecture import Blueprint, blueprint
@@ -144,12 +144,12 @@ def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:
 def original(model: nn.Module) -> nn.Module:
     """The dense model that one which attends less is compared with, with the weights they share.
 
-    It is the timm model, with its own fused attention, that the given one came from; a pyramid of ours, which comes
-    from none, is compared with itself under full attention.
+    It is the timm model, with its own fused attention, that the given one came from; a pyramid or an LV-ViT of ours,
+    which comes from none, is compared with itself under full attention and with every token.
     """
     if not converted(model):
         raise UserError(f"{type(model).__name__} was not converted by attendless: give the dense model as like=")
-    if isinstance(model, Pyramid):
+    if isinstance(model, Pyramid | LVViT):
         return convert(model, "full", tokens="none")
     dense = _timms(blueprint(model))
     take_weights(dense, model.state_dict())

@@ -1,0 +1,125 @@
+"""LV-ViT: a columnar host whose patches come from a few convolutions, and which answers for every patch.
+
+    stem      7 × 7 at stride 2, 3 × 3, 3 × 3, each with BatchNorm and ReLU; then patches of half the size
+    blocks    x + branch(norm x) / skip: each branch is divided by a constant, which lets a deep model train
+    answer    head(class token) + ½ max over patches of aux_head(patch)
+
+In training the answer is the class token's alone, and `patch_logits` is what token labelling teaches beside it
+(`train.labelling`). Weights have their authors' names; what else a columnar host can do, this one does. Where tokens
+were reduced, the maximum is over those left.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from timm.layers import PatchEmbed, trunc_normal_
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..attention import Grid
+from ..errors import UserError
+from .columnar import ColumnarHost
+
+
+class ConvStem(PatchEmbed):
+    """timm's patch embedding after three convolutions of `stem` channels that halve the image."""
+
+    def __init__(self, *args: Any, stem: int, in_chans: int = 3, embed_dim: int = 768, **kwargs: Any) -> None:
+        super().__init__(*args, in_chans=in_chans, embed_dim=embed_dim, **kwargs)
+        if any(side % 2 for side in self.patch_size):
+            raise UserError(f"patch_size={self.patch_size}: the stem halves the image, so patches must be even")
+        made: dict[str, Any] = {name: kwargs.get(name) for name in ("device", "dtype")}
+        for number, (channels, kernel, stride) in enumerate([(in_chans, 7, 2), (stem, 3, 1), (stem, 3, 1)], start=1):
+            conv = nn.Conv2d(channels, stem, kernel, stride, padding=kernel // 2, bias=False, **made)
+            setattr(self, f"conv{number}", conv)
+            setattr(self, f"bn{number}", nn.BatchNorm2d(stem, **made))
+        half = (self.patch_size[0] // 2, self.patch_size[1] // 2)
+        self.proj = nn.Conv2d(stem, embed_dim, half, half, bias=self.proj.bias is not None, **made)
+
+    @property
+    def convolutions(self) -> list[tuple[Any, Any]]:
+        """Each of the stem with its norm."""
+        return [(getattr(self, f"conv{number}"), getattr(self, f"bn{number}")) for number in (1, 2, 3)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = (x.shape[-2], x.shape[-1])
+        if self.strict_img_size and size != self.img_size:
+            raise UserError(f"images of {size} were given to a model for {self.img_size}: resize them, or the model")
+        over = [-side % patch for side, patch in zip(size, self.patch_size, strict=True)]
+        if any(over) and not self.dynamic_img_pad:
+            raise UserError(f"images of {size} do not divide into patches of {self.patch_size}")
+        x = F.pad(x, (0, over[1], 0, over[0]))
+        for conv, norm in self.convolutions:
+            x = F.relu(norm(conv(x)))
+        x = self.proj(x)
+        return self.norm(x.flatten(2).transpose(1, 2) if self.flatten else x.permute(0, 2, 3, 1))
+
+    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
+        if patch_size is not None and patch_size != self.patch_size:
+            raise UserError(f"patch_size={patch_size}: a convolutional stem keeps its own, {self.patch_size}")
+        super().set_input_size(img_size=img_size)
+
+    def macs(self, grid: Grid) -> int:
+        """Of one image: the stem on half its sides, the projection on every patch."""
+        pixels = grid.patches * self.proj.kernel_size[0] * self.proj.kernel_size[1]
+        stem = sum(conv.weight.numel() for conv, _ in self.convolutions)
+        return pixels * stem + grid.patches * self.proj.weight.numel()
+
+
+class Skip(nn.Module):
+    """A branch divided by a constant; it stands where other models have a LayerScale."""
+
+    def __init__(self, skip: float) -> None:
+        super().__init__()
+        self.skip = skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / self.skip
+
+    def extra_repr(self) -> str:
+        return f"skip={self.skip:g}"
+
+
+class LVViT(ColumnarHost, VisionTransformer):
+    """`stem` is the width of the stem's convolutions, `skip` what each residual branch is divided by."""
+
+    def __init__(self, *args: Any, stem: int = 64, skip: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(*args, embed_layer=partial(ConvStem, stem=stem), **kwargs)
+        if self.global_pool != "token":
+            raise UserError(f"global_pool={self.global_pool!r}: LV-ViT answers from its class token, expected 'token'")
+        self.stem, self.skip = stem, skip
+        if skip != 1:
+            for block in self.blocks:
+                block.ls1, block.ls2 = Skip(skip), Skip(skip)
+        self.aux_head = _head_like(self.head)
+
+    def patch_logits(self, x: Tensor) -> Tensor:
+        """What each patch of the normed tokens x [B, N, C] answers: [B, n, classes]."""
+        return self.aux_head(x[:, self.num_prefix_tokens :])
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        answer = super().forward_head(x, pre_logits=pre_logits)
+        if self.training or pre_logits or self.num_classes == 0:
+            return answer
+        return answer + 0.5 * self.patch_logits(x).amax(1)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        super().reset_classifier(num_classes, global_pool)
+        self.aux_head = _head_like(self.head).train(self.training)
+
+    def embedding_macs(self, grid: Grid) -> int:
+        return self.patch_embed.macs(grid)
+
+
+def _head_like(head: nn.Module) -> nn.Module:
+    """Another classifier of the same shape, at its start."""
+    if not isinstance(head, nn.Linear):
+        return nn.Identity()
+    made = nn.Linear(head.in_features, head.out_features, device=head.weight.device, dtype=head.weight.dtype)
+    if not made.weight.is_meta:
+        trunc_normal_(made.weight, std=0.02)
+        nn.init.zeros_(made.bias)
+    return made
