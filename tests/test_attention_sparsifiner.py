@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from attendless import Context, Grid, UserError, create
-from attendless.attention.sparsifiner import budget
+from attendless import Columnar, Context, Grid, UserError, create
+from attendless.attention import averages
+from attendless.attention.averages import budget
 from attendless.sparse import basis, execution, native, topk
 
 GRID = Grid(4, 5, 1)
@@ -134,9 +137,9 @@ def test_every_executor_computes_the_same(options: str, learns: str) -> None:
 def test_the_budget() -> None:
     """The paper's second table: kept keys of 197 at each keep rate."""
     rates = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05, 0.01)
-    assert [budget(rate, 197) for rate in rates] == [178, 158, 138, 119, 99, 79, 60, 40, 20, 10, 2]
-    assert budget(0.7, 10) == 7  # 0.7 · 10 is a little more than 7 in floating point
-    assert budget(0.0, 10) == 1
+    assert [budget(rate, Grid(14, 14, 1)) for rate in rates] == [178, 158, 138, 119, 99, 79, 60, 40, 20, 10, 2]
+    assert budget(0.7, Grid(2, 5)) == 7  # 0.7 · 10 is a little more than 7 in floating point
+    assert budget(0.0, Grid(2, 5)) == 1
 
 
 def test_it_starts_as_a_blurred_map() -> None:
@@ -149,7 +152,7 @@ def test_it_starts_as_a_blurred_map() -> None:
     x = torch.cat([torch.randn(1, 32), 3 * field])[None]
     q, k, _ = module.project(x)
     true = torch.softmax(module.scale * q @ k.transpose(-2, -1), -1)
-    exact = topk.largest(true, budget(0.25, grid.tokens), prefix=1)
+    exact = topk.largest(true, budget(0.25, grid), prefix=1)
     found = module.select(q, k, grid)
 
     def mass(mask: torch.Tensor) -> float:
@@ -305,3 +308,109 @@ def test_what_is_kept_for_a_grid_serves_whoever_comes_next() -> None:
         module.eval()(x, Context(grid))
     module.train()(x, Context(grid))[0].sum().backward()
     assert module.qkv.weight.grad.abs().sum() > 0
+
+
+# Where tokens were dropped or merged ---------------------------------------------------------------------------------
+
+
+def reduced(kind: str) -> Grid:
+    """Two images of GRID, 20 patches each, of which 8 are left: every cell with an owner of its own choosing, merged
+    with what they count for, fused without; dropped cells belong to nobody."""
+    draws = torch.Generator().manual_seed(3)
+    cells = torch.stack([torch.randperm(20, generator=draws)[:8] for _ in range(2)])
+    owners = torch.randint(0, 8, (2, 20), generator=draws) if kind != "dropped" else torch.full((2, 20), -1)
+    owners = owners.scatter(1, cells, torch.arange(8).expand(2, 8))
+    sizes = torch.stack([torch.bincount(one, minlength=8) for one in owners]).double() if kind == "merged" else None
+    return Grid(GRID.height, GRID.width, GRID.prefix, cells=cells, sizes=sizes, owners=owners)
+
+
+def stand_in(module, grid: Grid, image: int) -> SimpleNamespace:
+    """The module with the weights it has for the tokens left of one image, each column summed by hand."""
+    rank, P = len(module.down), grid.prefix
+    down, up = (torch.zeros(rank, grid.tokens, dtype=torch.double) for _ in range(2))
+    mass = torch.zeros(rank, dtype=torch.double)
+    for token in range(grid.tokens):
+        cells = [token] if token < P else [P + c for c in range(20) if grid.owners[image, c] == token - P]
+        counts = 1 if token < P or grid.sizes is None else float(grid.sizes[image, token - P])
+        for r in range(rank):
+            down[r, token] = counts * sum(float(module.down[r, c]) for c in cells) / len(cells)
+            mass[r] += counts * sum(abs(float(module.down[r, c])) for c in cells) / len(cells)
+            up[r, token] = counts * sum(w for c in cells if (w := float(module.up[r, c])) > 0.01) / len(cells)
+    down *= (module.down.abs().sum(1) / mass)[:, None].detach()
+    left = min(grid.tokens, math.ceil(module.options.keep * GRID.tokens))
+    options = dataclasses.replace(module.options, keep=left / grid.tokens, basis=0.0)
+    return SimpleNamespace(down=down, up=up, options=options, num_heads=module.num_heads)
+
+
+@pytest.mark.parametrize("kind", ["merged", "fused", "dropped"])
+@pytest.mark.parametrize("options", ["keep=0.2", "keep=0.3,tau=0.1", "keep=0.9"])
+@torch.no_grad()
+def test_reduced_grids_against_the_equations(kind: str, options: str) -> None:
+    module, grid = layer(options).double().eval(), reduced(kind)
+    x = torch.randn(2, grid.tokens, 16, dtype=torch.double)
+    q, k, v = module.project(x)
+    out, _ = module.attend(q, k, v, Context(grid))
+    chosen = module.select(q, k, grid)
+    assert chosen.shape == (2, 2, 9, 9)
+    for b in range(2):
+        weights = stand_in(module, grid, b)
+        bias = [0.0] * 9 if grid.sizes is None else [0.0, *(math.log(s) for s in grid.sizes[b].tolist())]
+        for h in range(2):
+            mask = slow_choice(weights, q[b, h], k[b, h])
+            assert torch.equal(chosen[b, h], mask)
+            for i in range(9):
+                keys = [j for j in range(9) if mask[i, j]]
+                scores = [q[b, h, i] @ k[b, h, j] * 8**-0.5 + bias[j] for j in keys]
+                expected = torch.softmax(torch.stack(scores), 0) @ v[b, h, keys]
+                torch.testing.assert_close(out[b, h, i], expected)
+    assert module.choice(grid).executor == "torch"
+
+
+@torch.no_grad()
+def test_tokens_that_are_alike_may_merge() -> None:
+    """The guess is the same before and after, and what connects to copies connects to the one that stands for them."""
+    module = layer("basis=0").double()
+    pairs = torch.arange(20) // 2
+    grid = Grid(4, 5, 1, cells=2 * torch.arange(10)[None], sizes=torch.full((1, 10), 2.0), owners=pairs[None])
+    few = torch.randn(1, 2, 11, 8, dtype=torch.double)
+    many = torch.cat([few[:, :, :1], few[:, :, 1:].repeat_interleave(2, dim=2)], dim=2)
+    merged, whole = module.coefficients(few, few, grid), module.coefficients(many, many, GRID)
+    torch.testing.assert_close(merged[:, :, 1:], whole[:, :, 1::2])
+    apart = module.connectivity(many, many, GRID)[:, :, 1::2, 1:]
+    torch.testing.assert_close(module.connectivity(few, few, grid)[:, :, 1:, 1:], apart[..., ::2] + apart[..., 1::2])
+
+
+@torch.no_grad()
+def test_the_rest_counts_what_merged_tokens_stand_for() -> None:
+    found = averages.rest(reduced("merged"), 6, torch.zeros(1, dtype=torch.double))
+    nobody = torch.zeros(2, 1, 9, 9, dtype=torch.bool)
+    torch.testing.assert_close(found.mass(nobody).sum(-1), torch.full((2, 1, 9), 21.0, dtype=torch.double))
+    torch.testing.assert_close(found.average.sum(-1), torch.ones(2, 1, 6, dtype=torch.double))
+
+
+def test_a_budget_shrinks_with_the_tokens_and_grows_back() -> None:
+    """The authors' code stores the smaller budget, which then stays for whole grids too."""
+    module, grid = layer("keep=0.9").double(), reduced("dropped")
+    x = torch.randn(2, 21, 16, dtype=torch.double)
+    before = module(x, Context(GRID))[0]
+    module(torch.randn(2, 9, 16, dtype=torch.double), Context(grid))
+    assert torch.equal(module(x, Context(GRID))[0], before)
+    assert [module.guess(one).budget for one in (grid, GRID)] == [9, 19]
+
+
+@pytest.mark.parametrize(
+    "attention", ["sparsifiner:rank=5,keep=0.3", "sparsifiner:rank=5,rest=pooled", "topk:keep=0.3"]
+)
+@pytest.mark.parametrize("tokens", ["tome:r=3", "evit:keep=0.5,at=0", "dynamicvit:keep=0.5,at=1"])
+def test_composed_with_token_reduction(attention: str, tokens: str) -> None:
+    torch.manual_seed(0)
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2, "num_classes": 3}
+    model = Columnar(**sizes, attention=attention, tokens=tokens)
+    images = torch.randn(2, 3, 32, 32)
+    model(images).square().sum().backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in model.parameters())
+    assert model.blocks[1].attn.qkv.weight.grad.abs().sum() > 0
+    with torch.no_grad():
+        together, alone = model.eval()(images), torch.cat([model(images[:1]), model(images[1:])])
+    torch.testing.assert_close(together, alone)
+    assert [row.grid.tokens for row in model.costs()][-1] < 17

@@ -26,6 +26,21 @@ def test_against_a_loop() -> None:
                 torch.testing.assert_close(found[b, h, i], weight @ v[b, h, keys])
 
 
+@torch.no_grad()
+def test_merged_keys_are_chosen_by_what_they_weigh() -> None:
+    torch.manual_seed(0)
+    module = create("topk:keep=0.2", 16, 2, grid=GRID).double()
+    sizes = torch.tensor([[1.0, 9.0, 2.0, 1.0, 1.0, 2.0]], dtype=torch.double)
+    grid = Grid(4, 4, 1, cells=torch.arange(6)[None], sizes=sizes)
+    q, k, v = module.project(torch.randn(1, 7, 16, dtype=torch.double))
+    found, _ = module.attend(q, k, v, Context(grid))
+    for h in range(2):
+        for i in range(7):
+            score = (q[0, h, i] @ k[0, h].T) * 8**-0.5 + torch.cat([torch.ones(1), sizes[0]]).log()
+            keys = score.argsort(descending=True)[: 7 if i == 0 else 4]
+            torch.testing.assert_close(found[0, h, i], torch.softmax(score[keys], 0) @ v[0, h, keys])
+
+
 @pytest.mark.parametrize("rest", ["dropped", "pooled"])
 def test_keeping_everything_is_full_attention(rest: str) -> None:
     module = create(f"topk:keep=1,rank=5,rest={rest}", 16, 2, grid=GRID)

@@ -10,7 +10,8 @@ gradient, from whatever the model is trained for, through its choice (`topk.lear
 `variant=released` is the predictor of the code its authors published: q and k reduced to half their channels, scores
 over √heads, |W_up|, the 8 largest coefficients, and always as many keys as the budget says.
 
-W_down and W_up belong to a token grid and are resampled to another one.
+W_down and W_up belong to a token grid and are resampled to another one; where tokens were dropped or merged, each
+image has its own (`attention.averages`).
 
 Shapes: B batch · H heads · N tokens · R rank · D head width · down, up [R, N].
 """
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from .. import options
 from ..errors import UserError
 from ..sparse import basis
+from . import averages
 from .contract import Attention
 from .values import Context, Grid
 
@@ -71,23 +73,25 @@ class PredictingAttention(Attention):
         scale = self.scale
         if self.released:
             q, k, scale = self.q_reduce(q), self.k_reduce(k), self.num_heads**-0.5
-        return torch.softmax(scale * q @ (self._down(grid) @ k).transpose(-2, -1), dim=-1)
+        down = averages.averaging(self._down(grid), grid)
+        return torch.softmax(scale * q @ (down @ k).transpose(-2, -1), dim=-1)
 
     def connectivity(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """s [B, H, N, N] before anything small is set to zero, so that what is can come back."""
         up = self._up(grid)
-        return self.coefficients(q, k, grid) @ (up.abs() if self.released else up.clamp(min=0))
+        up = averages.on_tokens(up.abs() if self.released else up.clamp(min=0), grid)
+        return self.coefficients(q, k, grid) @ up
 
     def predict(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """A W_up [B, H, N, N] without thresholds: what is trained to resemble the attention map."""
-        return self.coefficients(q, k, grid) @ self._up(grid)
+        return self.coefficients(q, k, grid) @ averages.on_tokens(self._up(grid), grid)
 
     def sparse_basis(self, grid: Grid) -> Tensor:
-        """[W_up]: what is small, or negative, set to zero."""
+        """[W_up]: what is small, or negative, set to zero. [R, N], or [B, 1, R, n] where tokens have left."""
         up, least = self._up(grid), self.options.basis
         least = (0.02 if self.released else 0.01) if least == "auto" else least
         up = up.abs() if self.released else up
-        return up.where(up > least, 0)
+        return averages.on_tokens(up.where(up > least, 0), grid)
 
     def map_loss(self, x: Tensor, target: Tensor, context: Context) -> Tensor:
         """How far the predicted map is from `target` [B, H, N, N] for the same tokens x [B, N, C], averaged over

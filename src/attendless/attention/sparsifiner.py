@@ -1,7 +1,7 @@
 """Sparsifiner: a small predictor guesses, for every query and head, which keys will matter; only those are attended to.
 
     s = [A]_{>τ} [W_up]_{>basis}                connectivity: sparse coefficients × a sparse basis
-    chosen_i = the ⌈keep · N⌉ largest s_ij > 0
+    chosen_i = the ⌈keep · N⌉ largest s_ij > 0, N tokens of the whole grid
     out_i = softmax over the chosen keys of q_i·k_j / √D, times their values
 
 A and W_up are the predictor's (`attention.predictor`). Class and register queries see every token, as the class token's
@@ -9,26 +9,26 @@ does in the paper. `softmax=full` takes the softmax over all keys and then drops
 equation reads; its code does what stands above. With `rest=pooled` the keys not chosen are not dropped but stand behind
 R averages of keys and values, over cells of the grid: those W_down starts from.
 
+On a reduced grid every image has a basis of its own, which the compiled kernel does not take: plain PyTorch computes
+there, and the keys that count for many tokens weigh as many.
+
 Shapes: B batch · H heads · N tokens · R rank · D head width.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..sparse import basis, operations
-from ..sparse.executor import Case, executor
+from ..sparse import basis, calibration, operations
+from ..sparse.executor import Case, Choice, executor
+from . import averages
 from .predictor import Options, PredictingAttention
 from .registry import register
 from .values import Context, Grid
-
-
-def budget(keep: float, tokens: int) -> int:
-    """⌈keep · tokens⌉, at least 1; a product that is whole but for rounding is not rounded up."""
-    return max(1, math.ceil(keep * tokens - 1e-9))
 
 
 @register
@@ -55,46 +55,50 @@ class Sparsifiner(PredictingAttention):
         connectivity = None
         if torch.is_grad_enabled() and self.up.requires_grad:
             connectivity = self.connectivity(q.detach(), k.detach(), grid)
-        out = operations.sparsifiner(
-            q,
-            k,
-            v,
-            self.guess(grid),
-            coefficients,
-            connects,
-            scale=self.scale,
-            rest=self.rest(grid, k),
-            connectivity=connectivity,
-            dropout=self.dropout,
-        )
-        return out, context
+        given = (coefficients, connects)
+        more = {"scale": self.scale, "rest": self.rest(grid, k), "connectivity": connectivity}
+        if not grid.reduced:
+            return operations.sparsifiner(q, k, v, self.guess(grid), *given, **more, dropout=self.dropout), context
+        case = operations.case_of("sparsifiner", self.guess(grid), q, self.dropout)
+        return _torch().run(case, q, k, v, *given, **more, key_bias=grid.key_bias(q.dtype)), context
 
     @torch.no_grad()
     def select(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
         """Which keys each query looks at: bool [B, H, N, N]. Quadratic; the kernels make lists instead."""
         guess = self.coefficients(q, k, grid), self.sparse_basis(grid)
-        return executor("sparsifiner", "torch").select(self.guess(grid), *guess)  # type: ignore[attr-defined]
+        return _torch().select(self.guess(grid), *guess)
 
     def guess(self, grid: Grid) -> operations.Guess:
         """How keys are chosen on `grid`."""
-        return _guess(grid.tokens, grid.prefix, self.options)
+        return _guess(grid.tokens, grid.prefix, averages.budget(self.options.keep, grid), self.options)
 
     def rest(self, grid: Grid, like: Tensor) -> basis.Rest | None:
         """What stands for the keys not chosen, if anything does."""
         if self.options.rest == "dropped":
             return None
-        return basis.rest(grid.height, grid.width, grid.prefix, self.options.rank, like)
+        return averages.rest(grid, self.options.rank, like)
 
     def case(self, grid: Grid, batch: int = 1) -> Case:
         return self.case_of("sparsifiner", self.guess(grid), batch)
 
-    def refuses(self, grid: Grid) -> str | None:
+    def choice(self, grid: Grid, batch: int = 1) -> Choice:
         if grid.reduced:
-            return "its predictor knows whole grids, and this one lacks patches"
+            return Choice("torch", "dense products with a mask: on reduced grids every image has a basis of its own")
+        return super().choice(grid, batch)
+
+    def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
+        found = super().estimate(grid, batch)
+        if found is None or not grid.reduced:
+            return found
+        ours = calibration.seconds(_torch(), self.case(grid, batch))  # as `choice` says
+        return None if ours is None else (ours, found[1])
+
+    def refuses(self, grid: Grid) -> str | None:
         if grid.prefix != self.grid.prefix:
             return f"its predictor was made for {self.grid.prefix} prefix tokens"
-        if not grid.prefix < self.options.rank <= grid.tokens:
-            return f"rank={self.options.rank} must be above {grid.prefix}, the prefix tokens, and at most {grid.tokens}"
+        most = grid.whole().tokens
+        if not grid.prefix < self.options.rank <= most:
+            return f"rank={self.options.rank} must be above {grid.prefix}, the prefix tokens, and at most {most}"
         return None
 
     def core_macs(self, grid: Grid) -> int:
@@ -117,13 +121,19 @@ class Sparsifiner(PredictingAttention):
         return predict + attend
 
     def _connectivity_macs(self, grid: Grid) -> int:
-        """Of one query: its coefficients times the entries of the basis that are not zero."""
+        """Of one query: its coefficients times the entries of the basis that are not zero, as full where tokens have
+        left as it was before."""
+        whole = grid.whole()
         with torch.no_grad():
-            filled = int(self.sparse_basis(grid).count_nonzero())
+            filled = int(self.sparse_basis(whole).count_nonzero()) * grid.tokens // whole.tokens
         return self.guess(grid).counting * filled // self.options.rank
 
 
-def _guess(tokens: int, prefix: int, options: Options) -> operations.Guess:
+def _torch() -> Any:
+    return executor("sparsifiner", "torch")
+
+
+def _guess(tokens: int, prefix: int, budget: int, options: Options) -> operations.Guess:
     released = options.variant == "released"
     top = options.top or (8 if released else 0)
     tau = 0.0 if top else options.tau
@@ -133,7 +143,7 @@ def _guess(tokens: int, prefix: int, options: Options) -> operations.Guess:
         tokens,
         prefix,
         options.rank,
-        budget(options.keep, tokens),
+        budget,
         tau,
         top,
         counting,

@@ -1,6 +1,8 @@
 """Exact top-k: every query looks at the keys with its highest true scores. Dense to compute: an oracle to judge by.
 
-    out_i = softmax over the ⌈keep · N⌉ largest q_i·k_j, times their values
+    out_i = softmax over the ⌈keep · N⌉ largest q_i·k_j / √D + log s_j, times their values
+
+N counts the tokens of the whole grid, s the tokens a key stands for.
 
 Whatever predicts which keys matter can at best choose these. As there, prefix queries see every token, and with
 `rest=pooled` the keys not chosen stand behind `rank` averages over cells of the grid instead of being dropped.
@@ -17,9 +19,9 @@ from torch import Tensor
 from .. import options
 from ..sparse import basis, topk
 from ..sparse.executor import Choice
+from . import averages
 from .contract import Attention
 from .registry import register
-from .sparsifiner import budget
 from .values import Context, Grid
 
 
@@ -39,31 +41,31 @@ class TopK(Attention):
     executes_more = "plain PyTorch masks dense products"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
-        grid = context.grid
+        grid, bias = context.grid, context.grid.key_bias(q.dtype)
         with torch.no_grad():  # a choice has no gradient
-            seen = topk.largest(q @ k.transpose(-2, -1), budget(self.options.keep, grid.tokens), prefix=grid.prefix)
-        return topk.attend(
-            q, k, v, seen, scale=self.scale, rest=self._rest(grid, k), prefix=grid.prefix, dropout=self.dropout
-        ), context
+            score = q @ k.transpose(-2, -1)
+            score = score if bias is None else score + bias[:, None, None] / self.scale
+            seen = topk.largest(score, averages.budget(self.options.keep, grid), prefix=grid.prefix)
+        more = {"scale": self.scale, "key_bias": bias, "rest": self._rest(grid, k), "prefix": grid.prefix}
+        return topk.attend(q, k, v, seen, dropout=self.dropout, **more), context
 
     def _rest(self, grid: Grid, like: Tensor) -> basis.Rest | None:
         if self.options.rest == "dropped":
             return None
-        return basis.rest(grid.height, grid.width, grid.prefix, self.options.rank, like)
+        return averages.rest(grid, self.options.rank, like)
 
     def core_macs(self, grid: Grid) -> int:
         """Every score, because the largest are wanted; the values of the chosen keys, and the averages' part."""
         tokens, patches = grid.tokens, grid.patches
-        attend = tokens * tokens + patches * budget(self.options.keep, tokens) + grid.prefix * tokens
+        attend = tokens * tokens + patches * averages.budget(self.options.keep, grid) + grid.prefix * tokens
         if self.options.rest == "pooled":
             attend += 2 * self.options.rank * (tokens + patches)
         return attend * self.attn_dim
 
     def refuses(self, grid: Grid) -> str | None:
-        if grid.reduced:
-            return "its averages are over whole grids, and this one lacks patches"
-        if self.options.rest == "pooled" and not grid.prefix < self.options.rank <= grid.tokens:
-            return f"rank={self.options.rank} must be above {grid.prefix}, the prefix tokens, and at most {grid.tokens}"
+        most = grid.whole().tokens
+        if self.options.rest == "pooled" and not grid.prefix < self.options.rank <= most:
+            return f"rank={self.options.rank} must be above {grid.prefix}, the prefix tokens, and at most {most}"
         return None
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:

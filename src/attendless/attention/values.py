@@ -88,6 +88,19 @@ class Grid:
         there = patches.gather(1, owners.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
         return torch.cat([x[:, : self.prefix], there * (owners >= 0)[..., None].to(x.dtype)], dim=1)
 
+    def averaged(self, x: Tensor) -> Tensor:
+        """Values x [B, height · width, C] of the whole grid's cells → of the patches left [B, n, C], each the mean over
+        the cells it stands for: the other way round from `restore`."""
+        if self.cells is None:
+            return x
+        if self.owners is None:
+            return x.gather(1, self.cells[..., None].expand(-1, -1, x.shape[2]))
+        left = self.patches
+        index = self.owners.where(self.owners >= 0, left)  # what nobody stands for goes where nobody looks
+        total = x.new_zeros(len(x), left + 1, x.shape[2]).scatter_add(1, index[..., None].expand_as(x), x)
+        count = x.new_zeros(len(x), left + 1).scatter_add(1, index, x.new_ones(index.shape))
+        return (total / count.clamp(min=1)[..., None])[:, :left]
+
     def balanced(self, x: Tensor) -> Tensor:
         """Tokens x [B, N, C] scaled so that a plain mean over the patches counts each for the tokens it stands for."""
         if self.sizes is None:

@@ -27,8 +27,8 @@ from .columnar import ColumnarHost
 class ConvStem(PatchEmbed):
     """timm's patch embedding after three convolutions of `stem` channels that halve the image."""
 
-    def __init__(self, *args: Any, stem: int, in_chans: int = 3, embed_dim: int = 768, **kwargs: Any) -> None:
-        super().__init__(*args, in_chans=in_chans, embed_dim=embed_dim, **kwargs)
+    def __init__(self, *, stem: int, in_chans: int = 3, embed_dim: int = 768, **kwargs: Any) -> None:
+        super().__init__(in_chans=in_chans, embed_dim=embed_dim, **kwargs)
         if any(side % 2 for side in self.patch_size):
             raise UserError(f"patch_size={self.patch_size}: the stem halves the image, so patches must be even")
         made: dict[str, Any] = {name: kwargs.get(name) for name in ("device", "dtype")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..attention import Grid, create
-from ..attention.sparsifiner import budget
+from ..attention.averages import budget
 from ..convert import open_model
 from ..measure.macs import count
 from . import rules
@@ -79,7 +79,7 @@ def _table_2() -> Iterator[Row]:
     for keep, (keys, mhsa, top1) in _TABLE_2.items():
         attention = create(f"sparsifiner:keep={keep},tau=0.05", 384, 6, grid=grid)
         row = f"Sparsifiner-S keep {keep}"
-        yield Row(row, "kept keys", "keys", str(keys), budget(float(keep), grid.tokens))
+        yield Row(row, "kept keys", "keys", str(keys), budget(float(keep), grid))
         yield _mhsa(row, mhsa, 12 * attention.core_macs(grid), why)
         yield Row(row, "top-1", "%", top1, None, _TRAINED)
 

@@ -75,7 +75,8 @@ def resample(rows: Tensor, old: tuple[int, int], new: tuple[int, int], *, keep_s
 class Rest:
     """What stands for the keys a query did not choose: R averages, each as heavy as the tokens it stands for.
 
-    `average` [R, N] gives their keys and values, `share` [N, R] how much of each token an average stands for.
+    `average` [R, N] gives their keys and values, `share` [N, R] how many tokens of what each token stands for are an
+    average's; both [B, 1, …] where every image has its own.
     """
 
     average: Tensor
@@ -83,8 +84,9 @@ class Rest:
 
     def mass(self, chosen: Tensor) -> Tensor:
         """Tokens each average still stands for, once the chosen ones stand for themselves: [B, H, N, R]."""
-        left = self.share.sum(0) - chosen.to(self.share.dtype) @ self.share
-        return left.where(left > 1e-4 * self.share.sum(0), 0)
+        whole = self.share.sum(-2, keepdim=True)
+        left = whole - chosen.to(self.share.dtype) @ self.share
+        return left.where(left > 1e-4 * whole, 0)
 
     def tail(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
         """As the kernel reads it: every query's scores of the averages [B, H, N, R], their values, and the shares."""

@@ -114,10 +114,19 @@ def attend(
 
 
 def attend_after_softmax(
-    q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, *, scale: float, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    chosen: Tensor,
+    *,
+    scale: float,
+    key_bias: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """The softmax over all keys first, then what was not chosen is dropped: rows do not sum to one."""
-    weight = torch.softmax(scale * q @ k.transpose(-2, -1), dim=-1) * chosen
+    score = scale * q @ k.transpose(-2, -1)
+    score = score if key_bias is None else score + key_bias[:, None, None].to(score.dtype)
+    weight = torch.softmax(score, dim=-1) * chosen
     return torch.dropout(weight, dropout, dropout > 0) @ v
 
 

@@ -84,9 +84,12 @@ class SparsifinerInTorch(Executor):
         scale: float,
         rest: Rest | None,
         connectivity: Tensor | None,
+        key_bias: Tensor | None = None,
     ) -> Tensor:
         chosen = self.select(case.plan, coefficients, basis)
-        return attend_chosen(case, q, k, v, chosen, scale=scale, rest=rest, connectivity=connectivity)
+        return attend_chosen(
+            case, q, k, v, chosen, scale=scale, rest=rest, connectivity=connectivity, key_bias=key_bias
+        )
 
     @torch.no_grad()
     def select(self, guess: Any, coefficients: Tensor, basis: Tensor) -> Tensor:
@@ -117,11 +120,12 @@ def attend_chosen(
     scale: float,
     rest: Rest | None,
     connectivity: Tensor | None,
+    key_bias: Tensor | None = None,
 ) -> Tensor:
     """Sparsifiner's second half: attend to what was chosen, bool [B, H, N, N], whoever chose it."""
     prefix = case.plan.prefix
     if connectivity is not None:
         chosen = topk.learnable(chosen, connectivity, prefix=prefix)
     if not case.plan.masked:
-        return topk.attend_after_softmax(q, k, v, chosen, scale=scale, dropout=case.dropout)
-    return topk.attend(q, k, v, chosen, scale=scale, rest=rest, prefix=prefix, dropout=case.dropout)
+        return topk.attend_after_softmax(q, k, v, chosen, scale=scale, key_bias=key_bias, dropout=case.dropout)
+    return topk.attend(q, k, v, chosen, scale=scale, key_bias=key_bias, rest=rest, prefix=prefix, dropout=case.dropout)

@@ -1,0 +1,55 @@
+"""What weights and averages over the tokens of a whole grid become once tokens were dropped or merged.
+
+    column of a token left = mean of the columns of the cells it stands for × the tokens it counts for
+
+A merged token counts for all that it stands for, so that its column is their sum: where they were alike, W k and A W
+are what they were. Every image has tokens of its own then, and so every image has rows of its own.
+
+Shapes: B batch · N tokens of the whole grid, n of them left, prefix first · R rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..sparse import basis
+from .values import Grid
+
+
+def budget(keep: float, grid: Grid) -> int:
+    """⌈keep · tokens of the whole grid⌉ keys, at least 1 and at most those left; a product that is whole but for
+    rounding is not rounded up."""
+    return min(grid.tokens, max(1, math.ceil(keep * grid.whole().tokens - 1e-9)))
+
+
+def on_tokens(rows: Tensor, grid: Grid) -> Tensor:
+    """Rows [R, N] over the tokens of the whole grid → over those left, [B, 1, R, n]; as they are if none has left."""
+    if grid.cells is None:
+        return rows
+    images, P = len(grid.cells), grid.prefix
+    means = grid.averaged(rows[:, P:].T.expand(images, -1, -1)).mT
+    if grid.sizes is not None:
+        means = means * grid.sizes[:, None].to(rows.dtype)
+    return torch.cat([rows[:, :P].expand(images, -1, -1), means], dim=-1)[:, None]
+
+
+def averaging(rows: Tensor, grid: Grid) -> Tensor:
+    """As `on_tokens`, for rows that average: where tokens have gone, the others make up for their part."""
+    if grid.cells is None:
+        return rows
+    left = on_tokens(rows.abs(), grid).sum(-1, keepdim=True)
+    whole = rows.abs().sum(-1, keepdim=True)
+    return on_tokens(rows, grid) * (whole / left.where(left > 1e-4 * whole, whole))
+
+
+def rest(grid: Grid, rank: int, like: Tensor) -> basis.Rest:
+    """`rank` averages over cells of the grid, for keys that were not chosen, with the type and device of a tensor."""
+    found = basis.rest(grid.height, grid.width, grid.prefix, rank, like)
+    if grid.cells is None:
+        return found
+    share = on_tokens(found.share.T, grid)
+    total = share.sum(-1, keepdim=True)
+    return basis.Rest(share / total.where(total > 0, 1), share.mT)
