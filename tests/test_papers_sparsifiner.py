@@ -21,6 +21,29 @@ def test_dense_rows_budgets_and_overall_agree() -> None:
     assert [row.agrees for row in three if row.quantity == "overall"] == [True] * 4
 
 
+def test_token_pruning_is_counted_layer_by_layer() -> None:
+    """DeiT-S with 197 tokens in the first four layers, 140, 100 and 72 after fusing at 0.7; LV-ViT-S likewise; and
+    DynamicViT, which drops before its blocks."""
+    rows = {row.row: row for row in table("sparsifiner-1").build() if row.quantity == "MHSA"}
+    assert len(rows) == 17
+    assert all(row.ours is not None for row in rows.values())
+    assert {name for name, row in rows.items() if row.agrees} == {"DeiT-S", "LV-ViT-S tokens 1.0 keys 1.0"}
+    expected = {
+        "EViT tokens 0.7 keys 1.0": (197,) * 4 + (140,) * 3 + (100,) * 3 + (72,) * 2,
+        "EViT tokens 0.5 keys 1.0": (197,) * 4 + (100,) * 3 + (52,) * 3 + (28,) * 2,
+        "DynamicViT tokens 0.7 keys 1.0": (197,) * 3 + (138,) * 3 + (97,) * 3 + (68,) * 3,
+        "EViT-LV-S tokens 0.7 keys 1.0": (197,) * 5 + (140,) * 4 + (100,) * 4 + (72,) * 3,
+        "LV-ViT-S tokens 1.0 keys 1.0": (197,) * 16,
+    }
+    for name, tokens in expected.items():
+        assert rows[name].ours == sum(2 * 384 * n * n for n in tokens)
+    assert "193.18 M" in rows["EViT tokens 0.7 keys 1.0"].note
+    assert "148.60 M" in rows["EViT tokens 0.5 keys 1.0"].note
+    assert "248.85 M" in rows["EViT-LV-S tokens 0.7 keys 1.0"].note
+    assert "114.5 M" in rows["Sparsifiner tokens 0.7 keys 0.25"].note
+    assert "89.0 M" in rows["Sparsif-EViT tokens 0.5 keys 0.25"].note
+
+
 def test_each_kept_key_costs_what_the_paper_charges() -> None:
     rows = list(table("sparsifiner-2").build())
     counts = {row.row: {} for row in rows}

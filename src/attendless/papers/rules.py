@@ -5,10 +5,13 @@ All four papers call one multiply-accumulate one FLOP; they differ in what they 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from ..measure.macs import count
+from ..backbones import is_host
+from ..measure.macs import count, layer_costs
 from ..sizes import input_size
 
 TOTAL = "total: every multiply-accumulate of matrix products and convolutions"
@@ -22,7 +25,12 @@ def total(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
 
 
 def mhsa(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
-    return count(model, size).core
+    """Of our hosts without what layers leave beside their output, such as the class token's attention for a reducer."""
+    if not is_host(model):
+        return count(model, size).core
+    rows = [row for row in layer_costs(model, size) if row.spec is not None]
+    attentions: list[Any] = [model.get_submodule(row.name).attn for row in rows]
+    return sum(attention.core_macs(row.grid) for attention, row in zip(attentions, rows, strict=True))
 
 
 def overall(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
