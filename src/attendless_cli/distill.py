@@ -1,7 +1,8 @@
-"""Teach a model that attends less to answer as the model it was made from: from its answers, its last tokens, its
+"""Teach a model that attends less, or keeps fewer tokens, to answer as the model it was made from: from its answers, its last tokens, its
 attention maps, and from labels if there are any. The same command on the same folder continues where it stopped.
 
 examples:
+  attendless distill deit_tiny_patch16_224 --weights deit.safetensors --tokens evit:keep=0.7 --data photos --out runs/evit
   attendless distill deit_tiny_patch16_224 --weights deit.safetensors --attention foveal:keep=0.1 --data photos --out runs/foveal
   attendless distill deit_tiny_patch16_224 --weights deit.safetensors --attention linformer --data photos --out runs/lin --phase new:epochs=1 --phase all:epochs=3,tokens=1
 """  # noqa: E501 (commands are to be copied whole)
@@ -19,7 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     from attendless.train.recipe import Recipe
 
     common(parser)
-    words.attention(parser, many=False, required=True)
+    words.attention(parser, many=False)
+    words.tokens(parser, many=False)
     words.predictor(parser)
     names = ", ".join(PHASES)
     parser.add_argument(
@@ -27,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--phase", metavar="P", action="append", default=[],
-        help="change one phase's recipe fields, loss weights (label, logits, tokens, maps, extra, temperature) or what "
+        help="change one phase's recipe fields, loss weights (label, logits, tokens, maps, patches, extra, temperature, mixtoken) or what "
         "is trained (new, old: parameters the teacher lacks or has), such as all:epochs=3,tokens=1,trained=old; may be "
         "repeated",
     )  # fmt: skip
@@ -41,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
         args.model,
         args.data,
         attention=args.attention,
+        tokens=args.tokens,
         weights=args.weights,
         pretrained=args.pretrained,
         recipe=args.recipe,

@@ -20,6 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     common(parser)
     words.attention(parser, many=False)
+    words.tokens(parser, many=False)
     recipes = "; ".join(f"{name}: {summary(name)}" for name in RECIPES)
     chosen = "finetune for a model that comes with weights, quick otherwise"
     parser.add_argument("--recipe", metavar="R", help=f"{recipes} (default: {chosen})")
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
         args.model,
         args.data,
         attention=args.attention,
+        tokens=args.tokens,
         recipe=args.recipe,
         out=args.out,
         weights=args.weights,
@@ -71,8 +73,9 @@ def prepare(args: argparse.Namespace) -> Any:
 
 
 def report(args: argparse.Namespace, result: Any) -> int:
-    row = {"model": args.model, "attention": args.attention, "data": args.data, "out": str(result.out)}
-    row |= {"steps": result.steps, "finished": result.finished, "best": result.best, **result.metrics}
+    row = {"model": args.model, "attention": args.attention, "tokens": args.tokens, "data": args.data}
+    row |= {"out": str(result.out), "steps": result.steps, "finished": result.finished, "best": result.best}
+    row |= result.metrics
     output.write_json(args.json, {"rows": [row]})
     if not result.finished:
         return 130

@@ -98,13 +98,13 @@ class ColumnarHost(Host, _Base):
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         _refuse_masks(attn_mask, is_causal)
         x, context = self.forward_context(x)
-        return self.forward_head(self._for_pool(x, context.grid))
+        return self.answer(x, context.grid)
 
-    def _for_pool(self, x: Tensor, grid: Grid) -> Tensor:
-        """Tokens for the classifier: where it pools the patches, a merged one counts for all that it stands for."""
-        if self.global_pool == "token" or grid.sizes is None:
-            return x
-        return grid.balanced(x) if self.global_pool == "avg" else grid.restore(x)
+    def answer(self, x: Tensor, grid: Grid) -> Tensor:
+        """Where the classifier pools the patches, a merged one counts for all that it stands for."""
+        if self.global_pool != "token" and grid.sizes is not None:
+            x = grid.balanced(x) if self.global_pool == "avg" else grid.restore(x)
+        return self.forward_head(x)
 
     def forward_intermediates(
         self,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..attention import Attention, Context, Spec
+from ..attention import Attention, Context, Grid, Spec
 from ..attention.values import ENTRIES
 from ..errors import UserError
 from ..tokens import create_reducers, parse_tokens
@@ -90,11 +90,16 @@ class Host:
         x, context = self.run_layers(*self.embed(images))
         return self.norm(x), context
 
+    def answer(self, x: Tensor, grid: Grid) -> Tensor:
+        """The model's answer, given the normed tokens x that the last layer left on `grid`."""
+        return self.forward_head(x)
+
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """Images → the tokens that enter the first layer, and the context they start with."""
         raise NotImplementedError(f"{type(self).__name__} does not define embed")
 
     norm: Any
+    forward_head: Any
 
 
 class Place(NamedTuple):

@@ -70,6 +70,10 @@ class Reducer(nn.Module):
         """What choosing or merging costs for one image on `grid`."""
         return Macs()
 
+    def anneal(self, progress: float) -> None:
+        """Take away less while a training has only begun: `progress` runs from 0, nothing goes, to 1, all that the
+        options say. In evaluation it is always as they say. Most do nothing of the kind."""
+
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 

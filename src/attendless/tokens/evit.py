@@ -3,7 +3,8 @@
     score = class token's attention, averaged over heads (no class token: that of the mean query)
     ⌈keep · n⌉ of n patches stay, in their order; with `fuse`, Σ score · x of the others is one more token, the last
 
-in the layers `at`. From then on the fused token is a token like any other.
+in the layers `at`. From then on the fused token is a token like any other. A training may begin with keep=1 and come
+down to what is asked for along a cosine (`anneal`), as its authors' does.
 """
 
 from __future__ import annotations
@@ -41,9 +42,16 @@ class EViT(Reducer):
 
     def setup(self) -> None:
         self.drops = not self.options.fuse
+        self.progress = 1.0
+
+    def anneal(self, progress: float) -> None:
+        self.progress = progress
 
     def staying(self, patches: int) -> int:
-        return max(1, math.ceil(self.options.keep * patches))
+        keep = self.options.keep
+        if self.training:
+            keep += (1 - keep) * (1 + math.cos(math.pi * self.progress)) / 2
+        return max(1, math.ceil(keep * patches))
 
     def remaining(self, grid: Grid) -> int:
         staying = self.staying(grid.patches)

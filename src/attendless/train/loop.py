@@ -24,6 +24,7 @@ from ..data.source import IGNORE
 from ..errors import UserError
 from ..randomness import DROPOUT, key
 from ..sizes import image_config
+from .annealing import anneal, strength
 from .augment import Mix, eval_transform, preparation, train_transform
 from .checkpoint import Store
 from .evaluate import evaluate
@@ -168,6 +169,7 @@ class PhaseLoop:
         """One optimiser step. Returns the loss terms, averaged over processes, and whether any was asked to stop."""
         recipe, progress = self.recipe, self.progress
         self.schedule.before(progress.step)
+        anneal(self.model, strength(progress.step / self.per_epoch, recipe.reduce))
         self.optimizer.zero_grad(set_to_none=True)
         sums: dict[str, Tensor] = {}
         for part in range(recipe.accumulate):

@@ -14,10 +14,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..attention import Context
+from .labelling import patch_answers
 
 
 class Supervised(nn.Module):
-    """Cross-entropy with soft targets, and whatever the attentions left in the context to be minimised."""
+    """Cross-entropy with soft targets, and whatever the attentions left in the context to be minimised.
+
+    A model that also answers for every patch learns the same for each of them: nobody says better what it shows.
+    """
 
     def __init__(self, model: nn.Module, weights: Mapping[str, float]) -> None:
         super().__init__()
@@ -25,7 +29,16 @@ class Supervised(nn.Module):
 
     def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
         found = outputs(self.model, images)
-        return weighted({"label": soft_cross_entropy(found.logits, targets), **found.extra}, self.weights)
+        terms = {"label": soft_cross_entropy(found.logits, targets)}
+        if answers_patches(self.model) and found.context is not None:
+            answers = patch_answers(self.model, found.features, found.context.grid)
+            terms["patches"] = soft_cross_entropy(answers, targets[:, None])
+        return weighted({**terms, **found.extra}, self.weights)
+
+
+def answers_patches(model: Any) -> bool:
+    """Whether a model has a head for its patches."""
+    return hasattr(model, "patch_logits")
 
 
 class Output(NamedTuple):
@@ -50,7 +63,7 @@ def collect(model: Any, features: Tensor, context: Context) -> Output:
     extra: dict[str, Tensor] = {}
     for name, value in context.losses:
         extra[name] = extra[name] + value if name in extra else value
-    return Output(model.forward_head(features), features, context, extra)
+    return Output(model.answer(features, context.grid), features, context, extra)
 
 
 def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:
@@ -60,7 +73,7 @@ def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[
 
 
 def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """−Σ targets · log softmax(logits), averaged over the batch."""
+    """−Σ targets · log softmax(logits) over the last dimension, averaged over all others."""
     return -(targets * F.log_softmax(logits.float(), dim=-1)).sum(-1).mean()
 
 

@@ -13,7 +13,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from ..attention import Attention
 from ..errors import UserError, unknown
+from ..tokens import Reducer
 from .recipe import Recipe
 
 
@@ -35,7 +37,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
     if recipe.optimizer not in known:
         raise unknown("optimizer", recipe.optimizer, known)
     adam: dict[str, Any] = {"betas": recipe.betas, "eps": recipe.eps} if "adam" in recipe.optimizer else {}
-    return create_optimizer_v2(
+    made = create_optimizer_v2(
         model,
         recipe.optimizer,
         lr=recipe.rate(),
@@ -43,6 +45,28 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
         layer_decay=recipe.layer_decay if recipe.layer_decay < 1 else None,
         **adam,
     )
+    if recipe.backbone_lr != 1:
+        slow_backbone(made, model, recipe.backbone_lr)
+    return made
+
+
+def slow_backbone(optimizer: Optimizer, model: nn.Module, factor: float) -> None:
+    """Let all that is neither a token reducer's nor a predictor's learn `factor` times as fast."""
+    own: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, Reducer):
+            own |= {id(parameter) for parameter in module.parameters()}
+        elif isinstance(module, Attention):
+            own |= {id(parameter) for parameter in module.predictor().values()}
+    for group in list(optimizer.param_groups):
+        mine = [parameter for parameter in group["params"] if id(parameter) in own]
+        others = [parameter for parameter in group["params"] if id(parameter) not in own]
+        slow = group.get("lr_scale", 1.0) * factor
+        if not mine:
+            group["lr_scale"] = slow
+        elif others:
+            group["params"] = mine
+            optimizer.add_param_group({**group, "params": others, "lr_scale": slow})
 
 
 class Schedule:

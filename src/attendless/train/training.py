@@ -59,6 +59,7 @@ def train(
     data: str | Path,
     *,
     attention: str | None = None,
+    tokens: str | None = None,
     recipe: str | Recipe | None = None,
     out: str | Path = "attendless-out/train",
     weights: str | Path | None = None,
@@ -66,7 +67,8 @@ def train(
     run: Run | None = None,
     **fields: Any,
 ) -> Result:
-    """Train `model` on the pictures in `data` and leave weights, metrics and the recipe in `out`.
+    """Train `model`, with `attention` and `tokens` if they are given, on the pictures in `data` and leave weights,
+    metrics and the recipe in `out`.
 
     Without a `recipe` a model that comes with weights (`weights`, `pretrained`, a saved file) is fine-tuned, any other
     starts with `quick`. `fields` replace fields of the recipe (`epochs=5`). The same call on the same `out` continues
@@ -80,12 +82,15 @@ def train(
         raise UserError(f"--data {str(data)!r} has pictures without labels: training needs one folder per class")
     classes = len(source.classes)
     if isinstance(model, nn.Module):
+        if tokens is not None:
+            raise UserError(f"tokens={tokens!r} is for a model given by its name or file: convert this one first")
         built: Any = model
     else:
         with randomness(WEIGHTS, chosen.seed):
             built = open_model(
                 model,
                 attention=attention,
+                tokens=tokens,
                 weights=weights,
                 pretrained=pretrained,
                 num_classes=classes,
@@ -187,9 +192,11 @@ class Begin:
         )
 
     def _description(self, phases: Sequence[Phase], data: Data, accelerator: Accelerator) -> dict[str, Any]:
+        reducer = getattr(self.model, "tokens", "")
         what = {
             "model": self.name,
             "attention": self.attention or getattr(self.model, "attention", None),
+            **({"tokens": reducer} if reducer else {}),
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "pictures": [len(data.train), len(data.val)],
             "classes": data.classes,
