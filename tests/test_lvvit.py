@@ -15,6 +15,7 @@ import attendless
 from attendless import UserError
 from attendless.backbones import LVViT
 from attendless.convert.weights import load_weights
+from attendless.measure.macs import count, count_by_running
 from attendless.measure.subject import original
 from attendless.papers import rules
 from attendless_cli.main import main
@@ -108,6 +109,7 @@ def test_macs_are_those_counted_by_running(tokens: str) -> None:
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         model(IMAGES[:1])
     assert counter.get_total_flops() == 2 * sum(row.macs.total for row in model.costs())
+    assert count_by_running(model).total == count(model).total
 
 
 @torch.no_grad()

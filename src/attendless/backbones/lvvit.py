@@ -32,12 +32,14 @@ class ConvStem(PatchEmbed):
         if any(side % 2 for side in self.patch_size):
             raise UserError(f"patch_size={self.patch_size}: the stem halves the image, so patches must be even")
         made: dict[str, Any] = {name: kwargs.get(name) for name in ("device", "dtype")}
+        biased = self.proj.bias is not None
+        del self.proj  # what images enter first stands first
         for number, (channels, kernel, stride) in enumerate([(in_chans, 7, 2), (stem, 3, 1), (stem, 3, 1)], start=1):
             conv = nn.Conv2d(channels, stem, kernel, stride, padding=kernel // 2, bias=False, **made)
             setattr(self, f"conv{number}", conv)
             setattr(self, f"bn{number}", nn.BatchNorm2d(stem, **made))
         half = (self.patch_size[0] // 2, self.patch_size[1] // 2)
-        self.proj = nn.Conv2d(stem, embed_dim, half, half, bias=self.proj.bias is not None, **made)
+        self.proj = nn.Conv2d(stem, embed_dim, half, half, bias=biased, **made)
 
     @property
     def convolutions(self) -> list[tuple[Any, Any]]:
