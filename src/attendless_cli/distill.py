@@ -20,7 +20,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     from attendless.train.recipe import Recipe
 
     common(parser)
-    words.attention(parser, many=False)
+    parser.add_argument(
+        "--attention", metavar="A", help="attention spec, such as foveal:keep=0.1 (default: full, as the teacher's)"
+    )
     words.tokens(parser, many=False)
     words.predictor(parser)
     names = ", ".join(PHASES)
@@ -29,9 +31,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--phase", metavar="P", action="append", default=[],
-        help="change one phase's recipe fields, loss weights (label, logits, tokens, maps, patches, extra, temperature, mixtoken) or what "
-        "is trained (new, old: parameters the teacher lacks or has), such as all:epochs=3,tokens=1,trained=old; may be "
-        "repeated",
+        help="change one phase's recipe fields, loss weights (label, logits, tokens, maps, patches, extra, "
+        "temperature, mixtoken) or what is trained (new, old: parameters the teacher lacks or has), such as "
+        "all:epochs=3,tokens=1,trained=old; may be repeated",
     )  # fmt: skip
     fields.add(parser, "recipe fields, for every phase", Recipe)
 
