@@ -3,9 +3,10 @@
 import sys
 
 from ..plugins import import_package
+from .calibrate import calibrate
 from .contract import Reducer
 from .registry import NONE, create_reducers, parse_tokens, reducers, register_reducer
 
 import_package(sys.modules[__name__])
 
-__all__ = ["NONE", "Reducer", "create_reducers", "parse_tokens", "reducers", "register_reducer"]
+__all__ = ["NONE", "Reducer", "calibrate", "create_reducers", "parse_tokens", "reducers", "register_reducer"]
