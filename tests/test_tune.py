@@ -24,11 +24,12 @@ from attendless.measure import judge as judging
 from attendless.measure import search
 from attendless.measure.clock import Comparison
 from attendless.measure.judge import ITSELF, Judgement
+from attendless.measure.notes import Notes
 from attendless.measure.tradeoff import Candidate, Goal, Tuned
 from attendless.measure.tune import _sharing, tune
 from attendless_cli.main import main
 
-QUICK: dict[str, Any] = {"rates": (0.1, 0.5), "probe": 4, "points": 3, "budget": 0.05}
+QUICK: dict[str, Any] = {"tokens": "none", "rates": (0.1, 0.5), "probe": 4, "points": 3, "budget": 0.05}
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +94,23 @@ def test_the_front_runs_from_all_full_to_all_cheapest() -> None:
 
 def test_every_rate_in_all_layers_is_a_candidate(model: torch.nn.Module, images: torch.Tensor) -> None:
     host, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
-    found = [search.named(host, specs, mix)[0] for mix in search.mixes(host, specs, images[:2], 2, 0.02, silent)]
+    mixes = search.mixes(host, specs, images[:2], 2, 0.02, Notes(), silent, slower=True)
+    found = [search.named(host, specs, mix)[0] for mix, _ in mixes]
     assert found[0] == "full"
     assert {"foveal:keep=0.1", "foveal:keep=0.5"} <= set(found)
     assert len(found) == len(set(found))
+
+
+def test_what_blocks_say_is_slower_is_left_out(model: torch.nn.Module, images: torch.Tensor) -> None:
+    host, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
+    notes, depth = Notes(), len(host.blocks)
+    timed = "milliseconds on all tokens of foveal:keep=0.5, foveal:keep=0.1"
+    notes.found[timed] = [[1.0, 2.0, 1.5]] * depth
+    assert search.mixes(host, specs, images[:2], 2, 0.02, notes, silent) == [([0] * depth, 0.0)]
+    notes.found[timed] = [[1.0, 2.0, 0.5]] * depth
+    found = search.mixes(host, specs, images[:2], 2, 0.02, notes, silent)
+    assert found[-1] == ([2] * depth, 0.5 * depth)
+    assert not any(1 in mix for mix, _ in found), "the rate that is slower"
 
 
 def test_layers_that_read_another_are_left_with_the_one_they_read(images: torch.Tensor) -> None:
@@ -179,8 +193,10 @@ def candidate(ratio: float, drop: float, *, spread: float = 0.02, pairs: int = 2
     return Candidate(
         "full" if dense else f"foveal:keep={ratio / 10:.3f}",
         () if dense else (0, 1),
+        "",
         2,
         (384, 384),
+        0.7,
         0.5,
         ITSELF if dense else judged,
         timed,
@@ -245,7 +261,8 @@ def test_all_race_together_and_are_judged_on_images_held_out(model: torch.nn.Mod
     found = tune(model, images, max_drop=100.0, **QUICK)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     dense = found.candidates[0]
-    assert (dense.attention, dense.agreement, dense.core_share, dense.speedup) == ("full", 1, 1, 1)
+    assert (dense.attention, dense.agreement, dense.core_share, dense.macs_share) == ("full", 1, 1, 1)
+    assert dense.speedup == 1
     assert len({c.timed.pairs for c in found.candidates}) == 1, "the same rounds for all"
     for c in found.candidates:
         assert c.latency_ms * c.speedup == pytest.approx(dense.latency_ms)
@@ -300,6 +317,8 @@ def test_candidates_share_the_dense_models_weights(model: torch.nn.Module, image
         ({"points": 1}, "points=1"),
         ({"budget": 0.0}, "budget=0.0"),
         ({"attention": "window"}, "no keep option"),
+        ({"attention": "none", "tokens": "none"}, "there is nothing to search"),
+        ({"tokens": "nonsense"}, "nonsense"),
     ],
 )
 def test_mistakes(model: torch.nn.Module, images: torch.Tensor, words: dict[str, Any], message: str) -> None:
@@ -337,7 +356,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-WORDS = ["columnar_micro_patch4_32", "--rates", "0.25", "--budget", "0.02", "--images", "20"]
+WORDS = ["columnar_micro_patch4_32", "--tokens", "none", "--rates", "0.25", "--budget", "0.02", "--images", "20"]
 
 
 def test_one_command_for_the_tradeoff(photos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -346,7 +365,9 @@ def test_one_command_for_the_tradeoff(photos: str, tmp_path: Path, capsys: pytes
     assert main(["tune", *words]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert [line.split(":")[0] for line in lines[:2]] == ["cap at 32 px", "cap at 48 px"], "the caps come first"
+    assert [line.split(":")[0] for line in lines[:2]] == [
+        f"cap at {size} px of attending less alone" for size in (32, 48)
+    ], "the caps come first"
     assert "the weights are random" in out
     assert out.count("1 of 10 images could not be read") == 1
     found = json.loads(Path(result).read_text())
@@ -381,6 +402,8 @@ def test_the_model_chosen_is_saved_and_the_next_command_is_said(
         (["--rates"], "expected at least one argument"),
         (["--budget", "nan"], "--budget: 'nan': expected a number above 0"),
         (["--attention", "window"], "no keep option"),
+        (["--attention", "none", "--tokens", "none"], "nothing to search"),
+        (["--tokens", "nonsense"], "nonsense"),
         (["--size", "32", "48", "--out", "x.safetensors"], "give one --size"),
     ],
 )

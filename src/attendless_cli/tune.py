@@ -1,11 +1,12 @@
-"""Search, without training and without labels, what each layer should attend with: the fewest milliseconds for which
-the answers stay what they were. A few hundred images of the kind the model will see are enough. Some serve the search,
-some the choice, and the rest tell what the choice loses on images that had no part in it.
+"""Search, without training and without labels, which tokens each layer should merge and what it should attend with: the
+fewest milliseconds for which the answers stay what they were. A few hundred images of the kind the model will see are
+enough. Some serve the search, some the choice, and the rest tell what the choice loses on images that had no part in it.
 
 examples:
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --size 384 --max-drop 0.5
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --size 384 512 --report tuned.html
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --target-ms 20 --plot curve.png
+  attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --attention none --resume-dir runs/tune
 """  # noqa: E501 (commands are to be copied whole)
 
 from __future__ import annotations
@@ -24,7 +25,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     words.model(parser)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images; labels are not used")
     parser.add_argument(
-        "--attention", metavar="A", default="foveal", help="a mechanism with a keep option (default: foveal)"
+        "--attention",
+        metavar="A",
+        default="foveal",
+        help="a mechanism with a keep option (default: foveal); none: attentions stay as they are",
+    )
+    parser.add_argument(
+        "--tokens",
+        metavar="T",
+        default="tome",
+        help="tome (default): search how many tokens each layer merges; any other spec, such as tome:r=8: take that "
+        "one; none: tokens stay as they are",
     )
     parser.add_argument(
         "--rates", metavar="R", type=words.share, nargs="+", help="keep rates to choose from (default: 0.05 to 0.5)"
@@ -58,6 +69,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", metavar="F", type=words.target("model"), help="save the converted model to this .safetensors file"
     )
+    parser.add_argument(
+        "--resume-dir",
+        metavar="DIR",
+        help="keep there what was measured: the same search, stopped and started again, goes on from it",
+    )
     words.threads(parser)
     words.json(parser)
 
@@ -69,15 +85,14 @@ def run(args: argparse.Namespace) -> None:
     from attendless.convert.source import random_weights
     from attendless.data.opening import open_data
     from attendless.errors import UserError
-    from attendless.measure import search
     from attendless.measure.accuracy import load_images, preprocessing
     from attendless.measure.tradeoff import Goal
-    from attendless.measure.tune import RATES, tune
+    from attendless.measure.tune import RATES, searched, tune
     from attendless.sizes import input_size
 
     # Whatever can be wrong with what was given is found before anything takes time.
     Goal(args.max_drop, args.target_ms)
-    search.rates_of(args.attention, args.rates or RATES)
+    searched(args.attention, args.tokens, args.rates or RATES)
     if args.out and len(args.size) > 1:
         raise UserError(f"--out {args.out!r} with {len(args.size)} sizes: a file holds one model, so give one --size")
     if args.plot or args.report:
@@ -90,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     opening = {"weights": args.weights, "pretrained": args.pretrained}
     models = [open_model(args.model, **opening, size=size) for size in args.size or [None]]
     notes = [WEIGHTLESS] if random_weights(args.model, **opening) else []
-    for model in models:
+    for model in models if args.attention != "none" else ():
         _print_cap(model)
     found: list[Tuned] = []
     for model in models:
@@ -103,10 +118,12 @@ def run(args: argparse.Namespace) -> None:
                 model,
                 images,
                 attention=args.attention,
+                tokens=args.tokens,
                 rates=args.rates or RATES,
                 max_drop=args.max_drop,
                 target_ms=args.target_ms,
                 budget=args.budget,
+                resume=args.resume_dir,
                 progress=output.progress,
             )
         ]
@@ -137,7 +154,7 @@ WEIGHTLESS = "the weights are random: the loss means nothing (give --weights F o
 
 
 def _print_cap(model: object) -> None:
-    """What can be gained at most, before anything is timed."""
+    """What attending less can gain at most, before anything is timed."""
     from attendless.measure.row import cap_by_macs
     from attendless.measure.timing import by_formula
     from attendless.sizes import input_size, size_text
@@ -145,7 +162,7 @@ def _print_cap(model: object) -> None:
     size = input_size(model)
     macs = by_formula(model, size)  # type: ignore[arg-type]
     if macs is not None:
-        print(f"cap at {size_text(size)} px: {cap_by_macs(macs.cap, macs.share)}", flush=True)
+        print(f"cap at {size_text(size)} px of attending less alone: {cap_by_macs(macs.cap, macs.share)}", flush=True)
 
 
 def _print(title: str, found: list[Tuned], notes: list[str]) -> None:
@@ -159,10 +176,12 @@ def _command(args: argparse.Namespace, tuned: Tuned) -> str:
     """What to type to get the model chosen; nothing if that is the one there is."""
     from attendless.sizes import size_text
 
-    if not tuned.layers:
+    if not tuned.chosen.changed:
         return f"nothing to convert: the model as it is, {tuned.attention}"
     words = ["attendless", "convert", args.model, *(["--weights", args.weights] if args.weights else [])]
     words += ["--pretrained"] * args.pretrained + ["--size", size_text(tuned.chosen.size)] * bool(args.size)
-    words += ["--attention", tuned.attention]
-    words += ["--layers", ",".join(map(str, tuned.layers))] if len(tuned.layers) < tuned.chosen.depth else []
+    words += ["--tokens", tuned.tokens] if tuned.tokens else []
+    if tuned.layers:
+        words += ["--attention", tuned.attention]
+        words += ["--layers", ",".join(map(str, tuned.layers))] if len(tuned.layers) < tuned.chosen.depth else []
     return shlex.join([*words, "--below-breakeven", "keep", "--out", args.out or "tuned.safetensors"])

@@ -64,6 +64,12 @@ def logits(
     return torch.cat(found)
 
 
+def divergence(dense: Tensor, changed: Tensor) -> float:
+    """Mean KL(dense ‖ changed) of logits [n, classes], in nats: what harms answers before it changes any."""
+    before, after = dense.log_softmax(-1), changed.log_softmax(-1)
+    return float((before.exp() * (before - after)).sum(-1).mean())
+
+
 def losses(dense: Tensor, answers: Tensor) -> Tensor:
     """p − p′ of every image, for the dense model's logits [n, classes] and the new answers [n]."""
     belief = dense.softmax(-1)

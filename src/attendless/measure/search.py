@@ -26,7 +26,8 @@ from ..backbones.host import Step
 from ..convert.slots import Slot, find_slots
 from ..errors import UserError
 from .clock import race
-from .judge import BATCH, logits
+from .judge import BATCH, divergence, logits
+from .notes import Notes
 from .subject import attention_of
 
 #: What is done and how many steps it has → a function that is told of each step.
@@ -64,25 +65,53 @@ def _reads(part: Any) -> frozenset[str]:
 
 
 def mixes(
-    host: nn.Module, specs: Sequence[Spec], images: Tensor, points: int, budget: float, progress: Progress
-) -> list[list[int]]:
-    """The mixes to judge: for each layer 0, as it is, or the place of its rate in `specs`, counted from 1.
+    host: nn.Module,
+    specs: Sequence[Spec],
+    images: Tensor,
+    points: int,
+    budget: float,
+    notes: Notes,
+    progress: Progress,
+    slower: bool = False,
+) -> list[tuple[list[int], float]]:
+    """The mixes to judge, each with the milliseconds its blocks take less than as they are: for each layer 0, as it is,
+    or the place of its rate in `specs`, counted from 1.
 
-    First the model as it is; then up to `points` mixes found by searching; then every rate in all layers alike.
+    First the model as it is; then up to `points` mixes found by searching; then every rate in all layers alike. What is
+    slower by what blocks take is left out, or every rate is there though it may be `slower`.
     """
     slots = find_slots(host)
     free = tunable(slots, specs[0])
-    costs = block_costs([slots[i] for i in free], specs, images[:1], budget, progress)
-    harms = damages(host, [slots[i] for i in free], free, specs, images, progress)
+    chosen, on = [slots[i] for i in free], f"on {getattr(host, 'tokens', '') or 'all tokens'}"
+    asked = ", ".join(map(str, specs))
+    costs = torch.tensor(
+        notes.get(
+            f"milliseconds {on} of {asked}",
+            lambda: block_costs(chosen, specs, images[:1], budget, progress).tolist(),
+        )
+    )
+    if not slower and not bool((costs[:, 1:] < costs[:, :1]).any()):
+        return [([0] * len(slots), 0.0)]
+    harms = torch.tensor(
+        notes.get(
+            f"harm {on} of {asked}",
+            lambda: damages(host, chosen, free, specs, images, progress).tolist(),
+        )
+    )
+    found: dict[tuple[int, ...], float] = {}
     alike = [[c] * len(free) for c in range(1, len(specs) + 1)]
-    found = []
     for mix in (*front(costs, harms, points), *alike):
-        whole = [0] * len(slots)
-        for i, c in zip(free, mix, strict=True):
-            whole[i] = c
-        if whole not in found:
-            found.append(whole)
-    return found
+        saved = float(costs[:, 0].sum()) - _milliseconds(costs, mix)
+        if slower or saved > 0 or not any(mix):
+            whole = [0] * len(slots)
+            for i, c in zip(free, mix, strict=True):
+                whole[i] = c
+            found[tuple(whole)] = saved
+    return [(list(mix), saved) for mix, saved in found.items()]
+
+
+def _milliseconds(cost: Tensor, mix: Sequence[int]) -> float:
+    return float(cost[torch.arange(len(cost)), list(mix)].sum())
 
 
 def named(host: nn.Module, specs: Sequence[Spec], mix: Sequence[int]) -> tuple[str, tuple[int, ...]]:
@@ -100,9 +129,10 @@ def named(host: nn.Module, specs: Sequence[Spec], mix: Sequence[int]) -> tuple[s
 def block_costs(
     slots: Sequence[Slot], specs: Sequence[Spec], image: Tensor, budget: float, progress: Progress
 ) -> Tensor:
-    """[layers, 1 + specs]: milliseconds of a block as it is, and with each spec; blocks of one kind are timed once."""
+    """[layers, 1 + specs]: milliseconds of a block as it is, and with each spec, for `budget` seconds in all; blocks of
+    one kind are timed once."""
     inputs = _inputs(slots[0].model, [slot.name for slot in slots], image)
-    kinds = [(slot.grid, str(slot.spec), *(value.shape for value in slot.weights().values())) for slot in slots]
+    kinds = [(str(slot.grid), str(slot.spec), *(value.shape for value in slot.weights().values())) for slot in slots]
     timed: dict[Any, list[float]] = {}
     with progress("timing blocks", len(set(kinds))) as step:
         for slot, kind, given in zip(slots, kinds, inputs, strict=True):
@@ -115,7 +145,7 @@ def block_costs(
                     blocks.append(copy.copy(slot.block))
                     blocks[-1]._modules = dict(blocks[-1]._modules)  # the next one is put into the same block
             calls = {str(i): partial(block, *given) for i, block in enumerate(blocks)}
-            raced = race(calls, budget=budget)
+            raced = race(calls, budget=budget / len(set(kinds)))
             timed[kind] = [1e3 * raced.median(name) for name in calls]
             step(1)
     return torch.tensor([timed[kind] for kind in kinds])
@@ -146,13 +176,13 @@ def damages(
         for chunk in images.split(BATCH):
             # One of our hosts goes on from the layer that was changed; any other model begins anew.
             states = [*host.walk(*host.embed(chunk))] if is_host(host) else None
-            dense = logits(host, chunk, "the model").log_softmax(-1)
+            dense = logits(host, chunk, "the model")
             for (row, slot), place in zip(enumerate(slots), places, strict=True):
                 with _kept(slot):
                     for column, spec in enumerate(specs, 1):
                         slot.put(slot.make(spec))
-                        changed = logits(_rest(host, states, place), chunk, f"{spec} in {slot.name}").log_softmax(-1)
-                        total[row, column] += (dense.exp() * (dense - changed)).sum().cpu()
+                        changed = logits(_rest(host, states, place), chunk, f"{spec} in {slot.name}")
+                        total[row, column] += len(chunk) * divergence(dense, changed)
                         step(len(chunk))
     return total / len(images)
 
@@ -163,8 +193,7 @@ def _rest(host: Any, states: Sequence[Step] | None, start: int) -> Callable[[Ten
         return host
 
     def run(_: Tensor) -> Tensor:
-        x, _context = host.run_layers(states[start].x, states[start].context, start=start)
-        return host.forward_head(host.norm(x))
+        return host.answer(*host.run_layers(states[start].x, states[start].context, start=start))
 
     return run
 
@@ -187,12 +216,11 @@ def front(cost: Tensor, harm: Tensor, points: int) -> list[list[int]]:
 
     Where attending less costs more than the block as it is, it has no place among them.
     """
-    layers = torch.arange(len(cost))
     scale = float(harm.max().clamp_min(1e-9)) / max(float((cost.amax(1) - cost.amin(1)).max()), 1e-9)
     prices = [scale * 10.0**exponent for exponent in torch.linspace(-6, 3, 400).tolist()]
     found = {tuple((harm + price * cost).argmin(dim=1).tolist()) for price in prices}
     as_it_is = (0,) * len(cost)
-    milliseconds = {mix: float(cost[layers, list(mix)].sum()) for mix in found | {as_it_is}}
+    milliseconds = {mix: _milliseconds(cost, mix) for mix in found | {as_it_is}}
     quicker = [mix for mix in found if milliseconds[mix] < milliseconds[as_it_is]]
     whole = [as_it_is, *sorted(quicker, key=lambda mix: -milliseconds[mix])]
     if len(whole) > points:

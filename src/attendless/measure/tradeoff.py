@@ -18,31 +18,39 @@ from .judge import Judgement, images_to_tell
 
 #: The columns of the table; `Candidate.cells` fills all but the first.
 COLUMNS = (
-    *("#", "attention", "size", "ms", "speed-up (quartiles)", "expected loss (95 %)", "same answer (95 %)"),
-    *("core MACs", "note"),
+    *("#", "attention", "tokens", "size", "ms", "speed-up (quartiles)", "expected loss (95 %)", "same answer (95 %)"),
+    *("MACs", "note"),
 )
 HOW_TO_READ = (
     "speed-up: median ratio to the dense model, batch 1, all timed by turns; ms is the dense model's, divided by it.",
     "expected loss: points of top-1, taking the dense model's probabilities at their word; no labels were used.",
-    "same answer: share of the images answered as by the dense model. core MACs: what is left of the attention core.",
+    "same answer: share of the images answered as by the dense model. MACs: what is left of the whole model's.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
-    """One point of the trade-off: what every layer attends with, and what was found of it.
+    """One point of the trade-off: what every layer attends with, what reduces the tokens, and what was found of it.
 
     `layers` are those changed of `depth`: in a model with attentions of its own, `attention` counts for them alone.
+    Without `tokens`, what the model has of that stays.
     """
 
     attention: str
     layers: tuple[int, ...]
+    tokens: str
     depth: int
     size: Size
+    macs_share: float
     core_share: float
     judged: Judgement
     timed: Comparison
     dense_ms: float
+
+    @property
+    def changed(self) -> bool:
+        """Whether it is another than the model as it is."""
+        return bool(self.layers or self.tokens)
 
     @property
     def speedup(self) -> float:
@@ -78,6 +86,7 @@ class Candidate:
         return {
             "attention": self.attention,
             "layers": list(self.layers),
+            "tokens_spec": self.tokens or None,
             "size": list(self.size),
             "latency_ms": self.latency_ms,
             "dense_latency_ms": self.dense_ms,
@@ -85,21 +94,23 @@ class Candidate:
             "quartiles": list(self.timed.quartiles),
             "pairs": self.timed.pairs,
             "quicker": self.quicker,
+            "macs_share": self.macs_share,
             "core_share": self.core_share,
             **dataclasses.asdict(self.judged),
         }
 
     def cells(self, note: str = "") -> tuple[str, ...]:
         low, high = self.timed.quartiles
-        dense = not self.layers
+        dense = not self.changed
         return (
             self.attention,
+            self.tokens or "–",
             size_text(self.size),
             f"{self.latency_ms:.2f}",
             "1.00×" if dense else f"{self.speedup:.2f}× ({low:.2f}–{high:.2f})",
             "–" if dense else self.judged.drop_text(),
             "–" if dense else self.judged.agreement_text(),
-            f"{100 * self.core_share:.1f} %",
+            f"{100 * self.macs_share:.1f} %",
             note,
         )
 
@@ -120,6 +131,11 @@ class Goal:
             raise UserError(f"max_drop={self.max_drop}: expected the points of top-1 that may be lost, 0 to 100")
         if self.target_ms is not None and not 0 < self.target_ms < math.inf:
             raise UserError(f"target_ms={self.target_ms}: expected milliseconds an image may take, more than 0")
+
+    @property
+    def reach(self) -> float:
+        """Points of expected loss beyond which nothing is worth a look."""
+        return 20.0 if self.max_drop is None else 2 * self.max_drop + 1
 
     def fits(self, c: Candidate) -> bool:
         if self.target_ms is not None:
@@ -175,11 +191,12 @@ class Tuned:
     reason: str
     fresh: Judgement
     images: int
+    notes: tuple[str, ...] = ()
 
     @property
     def front(self) -> tuple[Candidate, ...]:
         """The candidates that none beats in both speed-up and expected loss, and the model as it is."""
-        return tuple(c for c in self.candidates if not c.layers or not any(o.beats(c) for o in self.candidates))
+        return tuple(c for c in self.candidates if not c.changed or not any(o.beats(c) for o in self.candidates))
 
     @property
     def attention(self) -> str:
@@ -191,15 +208,20 @@ class Tuned:
         """The layers to convert; the others stay as they are."""
         return self.chosen.layers
 
+    @property
+    def tokens(self) -> str:
+        """What reduces the tokens, as `convert` takes it; empty if they stay as they are."""
+        return self.chosen.tokens
+
     def convert(self, model: nn.Module) -> Any:
         """`model` as it was tuned; a copy, as always."""
-        return convert_candidate(model, self.attention, self.layers)
+        return convert_candidate(model, self.attention, self.layers, self.tokens)
 
     def note(self, candidate: Candidate) -> str:
         """A word on a candidate, for its row."""
         if candidate == self.chosen:
             return "chosen"
-        if not candidate.layers:
+        if not candidate.changed:
             return "the model as it is"
         if not candidate.quicker:
             return "slower" if candidate.timed.interval[1] < 1 else "not surely quicker"
@@ -208,7 +230,7 @@ class Tuned:
     @property
     def doubt(self) -> str:
         """What could still be wrong with the choice; nothing if it stands."""
-        if self.layers:
+        if self.chosen.changed:
             return self.goal.doubt(self.fresh, self.images)
         perhaps = [c for c in self.candidates if c.speedup > 1.02 and not c.quicker and self.goal.fits(c)]
         content = self.goal.target_ms is not None and self.goal.fits(self.chosen)
@@ -221,24 +243,30 @@ class Tuned:
     def findings(self) -> list[str]:
         """What came of it, in a few lines."""
         lines = [f"chosen at {size_text(self.chosen.size)} px: {self.reason}"]
-        if self.layers:
+        if self.chosen.changed:
             lines += [
                 f"on {self.fresh.images} fresh images, which had no part in the search or the choice: expected loss "
                 f"{self.fresh.drop_text()} points, same answer on {self.fresh.agreement_text()}"
             ]
-        return lines + ([f"note: {self.doubt}"] if self.doubt else [])
+        return lines + [f"note: {note}" for note in (self.doubt, *self.notes) if note]
 
     def as_dict(self) -> dict[str, Any]:
         """The choice as JSON; `candidates` are the rows."""
-        fresh = dataclasses.asdict(self.fresh) if self.layers else None
-        found = {"reason": self.reason, "fresh": fresh, "doubt": self.doubt or None, "all_images": self.images}
+        fresh = dataclasses.asdict(self.fresh) if self.chosen.changed else None
+        found = {
+            "reason": self.reason,
+            "fresh": fresh,
+            "doubt": self.doubt or None,
+            "all_images": self.images,
+            "notes": list(self.notes),
+        }
         return self.chosen.as_dict() | found
 
     def __str__(self) -> str:
         rows = table([self])
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, "", *self.findings, f"  {self.attention}"])
+        return "\n".join([*lines, "", *self.findings, f"  {self.attention}", *[f"  {self.tokens}"] * bool(self.tokens)])
 
 
 def table(found: Sequence[Tuned]) -> list[tuple[str, ...]]:
@@ -247,6 +275,14 @@ def table(found: Sequence[Tuned]) -> list[tuple[str, ...]]:
     return [COLUMNS, *((str(number), *row) for number, row in enumerate(rows, 1))]
 
 
-def convert_candidate(model: nn.Module, attention: str, layers: Sequence[int]) -> Any:
-    """A copy of `model` in which just these layers attend so, whether or not that pays here."""
-    return convert(model, attention, layers=layers, below_breakeven="keep") if layers else host_copy(model)
+def convert_candidate(model: nn.Module, attention: str, layers: Sequence[int], tokens: str) -> Any:
+    """A copy of `model` in which just these layers attend so, whether or not that pays here, on the tokens left."""
+    if not layers and not tokens:
+        return host_copy(model)
+    return convert(
+        model,
+        attention if layers else None,
+        layers=layers if layers else None,
+        tokens=tokens or None,
+        below_breakeven="keep",
+    )

@@ -1,10 +1,12 @@
-"""Search, without training and without labels, what each layer should attend with: as few milliseconds as the answers
-allow.
+"""Search, without training and without labels, which tokens to merge and what each layer should attend with: as few
+milliseconds as the answers allow.
 
-1. A search over the rates of each layer proposes mixes (`search.py`); every rate in all layers joins them.
+1. A search proposes how many tokens each layer merges (`schedules.py`), and on the tokens left the keep rate of each
+   layer's attention (`search.py`), by what blocks take on this machine (`proposals.py`).
 2. Each is judged whole, on images the search has not seen: the accuracy it is expected to lose, and how often it gives
    the dense model's answer (`judge.py`).
-3. All race together against the dense model, by turns, so that their speed-ups belong to the same minutes (`clock.py`).
+3. What nothing beats races together against the dense model, by turns, so that their speed-ups belong to the same
+   minutes (`clock.py`).
 4. The quickest that keeps the promise is chosen, by its speed-up. One that cannot be told from the dense model is no
    quicker.
 5. The best of many looks better than it is: of the one chosen, the loss is judged once more, on fresh images.
@@ -16,18 +18,25 @@ import copy
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..attention import Spec
 from ..convert.rebuild import host_copy
 from ..convert.weights import check_finite
 from ..errors import UserError
+from ..tokens import NONE, parse_tokens
 from . import search
 from .clock import Call, Race, Timer, device_timer, race
 from .judge import ITSELF, check_images, judge, jump, logits, losses, split
 from .macs import count
+from .notes import Notes, digest_of
+from .proposals import Proposal, propose, shortlist
+from .subject import attention_of
 from .tradeoff import Candidate, Goal, Tuned, convert_candidate
 
 RATES = (0.05, 0.1, 0.25, 0.5)
@@ -40,67 +49,93 @@ def _silent(what: str, total: int) -> Iterator[Any]:
     yield lambda done: None
 
 
+def searched(attention: str, tokens: str, rates: Sequence[float]) -> list[Spec]:
+    """The specs of the rates to choose from, none if the attention stays; raises if there is nothing to search."""
+    parse_tokens(tokens)
+    if attention != NONE:
+        return search.rates_of(attention, rates)
+    if tokens == NONE:
+        raise UserError("attention and tokens are both none: there is nothing to search")
+    return []
+
+
 def tune(
     model: nn.Module,
     images: Tensor,
     *,
     attention: str = "foveal",
+    tokens: str = "tome",
     rates: Sequence[float] = RATES,
     max_drop: float | None = None,
     target_ms: float | None = None,
     probe: int = 64,
     points: int = 8,
     budget: float = 10.0,
+    resume: str | Path | None = None,
     progress: search.Progress = _silent,
 ) -> Tuned:
-    """Find what each layer of `model` should attend with, judged on unlabelled, preprocessed `images` [n, 3, H, W].
+    """Find which tokens `model` should merge, and what each layer should attend with, judged on unlabelled,
+    preprocessed `images` [n, 3, H, W].
 
-    `attention` names a mechanism with a `keep` option; `max_drop` bounds the expected loss of top-1, in points (0.5 if
-    neither bound is given), `target_ms` asks for a latency at batch 1 instead. Up to `probe` images serve the search;
-    one half of the others chooses among what it found, up to `points` mixes and each rate in all layers, and the other
-    half reports on the choice. Each candidate is timed for about `budget` seconds.
+    `attention` names a mechanism with a `keep` option, `tokens` the reducer to search over (`tome`) or to take as it is
+    (`tome:r=8`); `none` leaves the one or the other as it stands. `max_drop` bounds the expected loss of top-1, in
+    points (0.5 if neither bound is given), `target_ms` asks for a latency at batch 1 instead. Up to `probe` images
+    serve the search; one half of the others chooses among what it found, and the other half reports on the choice. Up
+    to 2 · `points` candidates are timed, each for about `budget` seconds. `resume` is a folder in which what was
+    measured is kept: the same search, started again, goes on from there.
     """
-    goal, specs = Goal(max_drop, target_ms), search.rates_of(attention, rates)
+    goal, specs = Goal(max_drop, target_ms), searched(attention, tokens, rates)
     if probe < 2 or points < 2 or not budget > 0:
         raise UserError(f"probe={probe}, points={points}, budget={budget}: expected 2, 2 and more than 0 seconds")
     check_images(images)
     check_finite(model.named_parameters(), "the model's weights are damaged")
     first = next(model.parameters())
-    searched, seen, fresh = (part.to(first.device, first.dtype) for part in split(images, probe))
+    parts = [part.to(first.device, first.dtype) for part in split(images, probe)]
     dense, host = copy.deepcopy(model).eval(), host_copy(model).eval()
     if getattr(host, "num_classes", 2) < 2:
         raise UserError("the model has no classifier: tune judges by the answers it gives")
-    mixes = search.mixes(host, specs, searched, points, budget, progress)
-    candidates = [search.named(host, specs, mix) for mix in mixes]
+    known = f"{attention_of(host)} {getattr(host, 'tokens', '')} {probe}"
+    notes = Notes(resume, digest_of(host, images, known) if resume is not None else "")
+    proposals, said = propose(host, specs, tokens, parts[0], goal, points, budget, notes, progress)
     # The host stands for the dense model where answers are asked for, as it gives plain logits; the clock runs the
     # dense model itself.
-    models = [host, *(_sharing(convert_candidate(model, *candidate).eval(), dense) for candidate in candidates[1:])]
-    belief, answers = _answers(models, [text for text, _ in candidates], seen, progress)
+    models = [host, *(_sharing(_built(model, one).eval(), dense) for one in proposals[1:])]
+    belief, answers = _answers(models, proposals, parts[1], "choosing", notes, progress)
     cost = jump(belief, [losses(belief, given) for given in answers])
-    raced = _race([dense, *models[1:]], seen[:1], budget, progress)
+    judged = [ITSELF, *(judge(belief, given, cost) for given in answers[1:])]
+    places = shortlist(proposals, judged, goal, 2 * points)
+    raced = _race([dense, *(models[i] for i in places[1:])], parts[1][:1], budget, progress)
     size = (images.shape[-2], images.shape[-1])
-    cores = [count(one, size).core for one in models]
+    macs = [count(models[i], size) for i in places]
+    depth = len(search.find_slots(host))
     found = [
         Candidate(
-            text,
-            layers,
-            len(mixes[0]),
+            proposals[i].attention,
+            proposals[i].layers,
+            proposals[i].tokens,
+            depth,
             size,
-            core / cores[0],
-            judge(belief, given, cost) if layers else ITSELF,
+            each.total / macs[0].total,
+            each.core / macs[0].core,
+            judged[i],
             raced.compare(place, _DENSE),
             1e3 * raced.median(_DENSE),
         )
-        for (text, layers), core, given, place in zip(candidates, cores, answers, raced.seconds, strict=True)
+        for i, each, place in zip(places, macs, raced.seconds, strict=True)
     ]
-    found[1:] = sorted(found[1:], key=lambda c: c.speedup)
-    chosen, reason = goal.choose(found)
-    judged = ITSELF
-    if chosen.layers:
-        winner = models[candidates.index((chosen.attention, chosen.layers))]
-        belief, (_, given) = _answers([host, winner], ["the model", chosen.attention], fresh, progress)
-        judged = judge(belief, given, cost)
-    return Tuned(chosen, tuple(found), goal, reason, judged, len(images))
+    order = [0, *sorted(range(1, len(found)), key=lambda k: found[k].speedup)]
+    chosen, reason = goal.choose([found[k] for k in order])
+    fresh = ITSELF
+    if chosen.changed:
+        winner = places[found.index(chosen)]
+        both = [proposals[0], proposals[winner]]
+        belief, (_, given) = _answers([host, models[winner]], both, parts[2], "fresh", notes, progress)
+        fresh = judge(belief, given, cost)
+    return Tuned(chosen, tuple(found[k] for k in order), goal, reason, fresh, len(images), said)
+
+
+def _built(model: nn.Module, proposal: Proposal) -> Any:
+    return convert_candidate(model, proposal.attention, proposal.layers, proposal.tokens)
 
 
 def _sharing(model: nn.Module, dense: nn.Module) -> nn.Module:
@@ -116,15 +151,26 @@ def _sharing(model: nn.Module, dense: nn.Module) -> nn.Module:
 
 
 def _answers(
-    models: Sequence[nn.Module], names: Sequence[str], images: Tensor, progress: search.Progress
+    models: Sequence[nn.Module],
+    proposals: Sequence[Proposal],
+    images: Tensor,
+    part: str,
+    notes: Notes,
+    progress: search.Progress,
 ) -> tuple[Tensor, list[Tensor]]:
     """The logits of the first model, which stands for the dense one, and the answers of all."""
     with progress(f"judging {len(models) - 1} on {len(images)} images", len(models) * len(images)) as step:
         belief = logits(models[0], images, "the model", step).cpu()
-        others = [
-            logits(one, images, name, step).argmax(-1).cpu() for one, name in zip(models[1:], names[1:], strict=True)
-        ]
-    return belief, [belief.argmax(-1), *others]
+        answers = [belief.argmax(-1)]
+        for model, one in zip(models[1:], proposals[1:], strict=True):
+            name = " ".join([one.attention, *(["in", *map(str, one.layers)] if one.layers else []), one.tokens])
+            given = notes.get(f"answers of {name}, {part}", partial(_answered, model, images, name, step))
+            answers.append(torch.tensor(given))
+    return belief, answers
+
+
+def _answered(model: nn.Module, images: Tensor, name: str, step: Any) -> list[int]:
+    return logits(model, images, name, step).argmax(-1).tolist()
 
 
 def _race(models: Sequence[nn.Module], image: Tensor, budget: float, progress: search.Progress) -> Race:

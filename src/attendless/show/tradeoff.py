@@ -88,7 +88,7 @@ def _point(axes: Any, c: Candidate, colour: str, filled: bool) -> None:
 def _number(drawn: Figure, axes: Any, found: Sequence[Tuned], colours: Mapping[Size, str]) -> None:
     """Put the table's numbers beside the points of the front, the chosen ones' first, where there is room."""
     rows = [(c, tuned) for tuned in found for c in tuned.candidates]
-    front = [i for i, (c, tuned) in enumerate(rows) if c in tuned.front and c.layers]
+    front = [i for i, (c, tuned) in enumerate(rows) if c in tuned.front and c.changed]
     front.sort(key=lambda i: rows[i][0] != rows[i][1].chosen)
     drawn.draw_without_rendering()  # settles where the axes stand
     paper, unit = axes.get_window_extent(), 72 / drawn.dpi
