@@ -1,20 +1,23 @@
-"""How many tokens each layer should merge: schedules from none to many, found one small step at a time.
+"""How many tokens each layer should merge: schedules from none to many, found by trying and changing the best.
 
-1. What tokens cost is measured: a block's milliseconds for a few numbers of them, with merging and without.
-2. From no merging on, each step merges a few more tokens in one layer: in the one where that harms the answers least
-   for the milliseconds it saves. Harm is the divergence KL(dense ‖ merged) on a few images.
-3. Steps get dearer as more is merged, so what one cost when last seen is about the least it can cost now: only the
-   layer that looks cheapest is tried again, until it still does afterwards.
+1. What tokens cost is measured: a block's milliseconds for a few numbers of them, with merging and without. So what any
+   schedule takes is known without running it.
+2. What a schedule harms is measured: the divergence KL(dense ‖ merged) of the answers to a few images.
+3. Plain schedules begin: so many tokens in every layer, every second, every fourth, from some layer on. Of all that was
+   tried, those that nothing beats in both are changed: tokens move from one layer to another, come or go.
 
-Where tokens are merged matters as much as how many: the first layers save the most and harm the most, and what is
-merged after the last attention harms nothing at all.
+Where tokens are merged matters as much as how many. The first layers save the most and harm the most; and where
+choosing tokens is slow, a few layers that merge many are better than many that merge few.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+import random
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -36,8 +39,12 @@ from .search import Progress
 SEARCHED = "tome"
 #: How much the class token's attention may keep a patch from being merged (see `tome`).
 PROTECTIONS = (0.0, 0.05, 0.1, 0.2)
-#: A step merges one in so many of the patches that a layer has before any merging.
-STEP = 20
+#: How many changes are tried.
+TRIALS = 96
+#: Plain schedules: shares of the depth from which on tokens are merged, every how many layers, and shares of them.
+_STARTS, _EVERY, _GONE = (1 / 6, 1 / 3), (1, 2, 4), (0.35, 0.55, 0.7)
+#: A change is one in so many of the patches that a layer has before any merging, or a few times that.
+_STEP = 40
 #: Shares of its patches for which a block is timed, and for which it is timed while it merges.
 _SHARES, _MERGING = (1.0, 0.7, 0.45, 0.25), (1.0, 0.45)
 
@@ -73,23 +80,17 @@ def schedules(
     host: Any, tokens: str, images: Tensor, most: float, budget: float, notes: Notes, progress: Progress
 ) -> list[Schedule]:
     """The model as it is, and then what `tokens` asks for: of `tome`, schedules from few tokens to many, each quicker
-    than the one before by what blocks take, until one is expected to lose more than `most` points; of any other spec,
-    that one."""
+    than the one before by what blocks take, none expected to lose more than `most` points; of any other spec, that
+    one."""
     cost = Cost(notes.get("milliseconds by tokens", partial(block_times, host, images[:1], budget, progress)))
     tried = _Trials(host, images, cost, notes)
     if tokens != SEARCHED:
         return [tried.plain, tried.judged(tried.priced(tokens))]
-    with progress("searching what to merge: % of the blocks' time saved", 100) as step:
-        tried.choose_protection()
-        path, shown = [tried.plain], 0
-        for found in climb(tried):
-            path.append(found)
-            saved = int(100 * (1 - found.ms / tried.plain.ms))
-            step(max(0, saved - shown))
-            shown = max(shown, saved)
-            if found.loss > most:
-                break
-    return path
+    with progress("searching what to merge", len(PROTECTIONS) + TRIALS) as step:
+        for protect in PROTECTIONS:
+            tried.try_protection(protect)
+            step(1)
+        return evolve(tried, most, TRIALS, step)
 
 
 class _Trials:
@@ -98,21 +99,21 @@ class _Trials:
     def __init__(self, host: Any, images: Tensor, cost: Cost, notes: Notes) -> None:
         self.host, self.images, self.cost, self.notes = host, images, cost, notes
         self.dense = logits(host, images, "the model")
-        patches = [row.grid.patches for row in _rows(host)]
-        self.steps = [max(1, n // STEP) for n in patches]
-        self.middle = [n // 12 if i >= len(patches) // 6 else 0 for i, n in enumerate(patches)]
-        self.plain = Schedule((0,) * len(patches), "", cost(host))
-        self.protect = 0.0
+        self.patches = [row.grid.patches for row in _rows(host)]
+        self.plain = Schedule((0,) * len(self.patches), "", cost(host))
+        self.protect, self.least = 0.0, math.inf
 
-    def choose_protection(self) -> None:
-        """How much to protect what the class token looks at: what harms least under one schedule from the middle."""
-        found = {}
-        for self.protect in PROTECTIONS:
-            try:
-                found[self.protect] = self.judged(self.merging(self.middle)).harm
-            except UserError:  # an attention that cannot say what the class token looks at
-                continue
-        self.protect = min(found, key=lambda protect: found[protect])
+    def try_protection(self, protect: float) -> None:
+        """From now on protect so what the class token looks at, if a schedule from the middle harms less for it."""
+        before, self.protect = self.protect, protect
+        try:
+            harm = self.judged(self.merging(_plain(self.patches, _STARTS[0], 1, _GONE[1]))).harm
+        except UserError:  # an attention that cannot say what the class token looks at
+            harm = math.inf
+        if harm < self.least:
+            self.least = harm
+        else:
+            self.protect = before
 
     def merging(self, r: Sequence[int]) -> Schedule:
         """The schedule that merges so many in each layer, or as many as there are partners for, with its cost."""
@@ -147,33 +148,47 @@ class _Trials:
         return str(parse_tokens("tome:r=" + "/".join(map(str, r)) + protect))
 
 
-def climb(tried: Any) -> Iterator[Schedule]:
-    """One schedule after the other, each with a step more in the layer where that is cheapest for what it saves."""
-    now = tried.plain
-    prices = dict.fromkeys(range(len(now.r)), 0.0)
-    while prices:
-        found: dict[int, Schedule] = {}
-        while prices and (layer := min(prices, key=lambda i: prices[i])) not in found:
-            more = _quicker(tried, now, layer)
-            if more is None:
-                del prices[layer]
-                continue
-            found[layer] = more = tried.judged(more)
-            prices[layer] = max(more.harm - now.harm, 0.0) / (now.ms - more.ms)
-        if prices:
-            now = found[layer]
-            yield now
+def evolve(tried: Any, most: float, trials: int, step: Callable[[int], None]) -> list[Schedule]:
+    """What nothing beats in both milliseconds and harm, of all that was tried, the slowest first: the model as it is,
+    plain schedules, and changes of the best; none expected to lose more than `most` points."""
+    draw, seen, front = random.Random(0), {tried.plain.r}, list[Schedule]()
+    waiting = [_plain(tried.patches, *which) for which in itertools.product(_STARTS, _EVERY, _GONE)]
+    for _ in range(trials):
+        for _ in range(100):  # a change may give what was seen before, or what is slower than the model as it is
+            r = waiting.pop(0) if waiting else _changed(draw.choice([tried.plain, *front]).r, tried.patches, draw)
+            found = tried.merging(r)
+            if found.r not in seen and found.ms < tried.plain.ms:
+                break
+        else:
+            break
+        seen.add(found.r)
+        found = tried.judged(found)
+        if found.loss <= most and not any(one.ms <= found.ms and one.harm <= found.harm for one in front):
+            front = [one for one in front if one.ms < found.ms or one.harm < found.harm] + [found]
+        step(1)
+    return [tried.plain, *sorted(front, key=lambda one: -one.ms)]
 
 
-def _quicker(tried: Any, now: Schedule, layer: int) -> Schedule | None:
-    """One step more in a layer, or as many as make up for what choosing tokens takes there; None if none do."""
-    for steps in (1, 2, 4, 8):
-        r = list(now.r)
-        r[layer] += steps * tried.steps[layer]
-        found = tried.merging(r)
-        if found.ms < now.ms:
-            return found
-    return None
+def _plain(patches: Sequence[int], start: float, every: int, share: float) -> list[int]:
+    """The same share of the patches merged in every so many layers, from a share of the depth on; never in the last,
+    behind which there is nothing to save."""
+    layers = range(round(start * len(patches)), max(1, len(patches) - 1), every)
+    return [round(share * n / len(layers)) if i in layers else 0 for i, n in enumerate(patches)]
+
+
+def _changed(r: Sequence[int], patches: Sequence[int], draw: random.Random) -> list[int]:
+    """Some tokens moved from one layer to another, or merged more, or fewer."""
+    found = list(r)
+    giver, taker = draw.randrange(len(r)), draw.randrange(len(r))
+    some = draw.choice([1, 2, 4, 8]) * max(1, patches[giver] // _STEP)
+    amount = draw.choice([some, found[giver]]) if found[giver] else some
+    what = draw.choice(["move", "move", "more", "fewer"])
+    if what != "more":
+        amount = min(amount, found[giver])
+        found[giver] -= amount
+    if what != "fewer":
+        found[taker] += amount
+    return found
 
 
 # What it costs -------------------------------------------------------------------------------------------------------
