@@ -155,6 +155,21 @@ def test_blocks_are_timed_by_their_tokens(model: Columnar, images: Tensor) -> No
     )
 
 
+def test_an_answer_goes_on_from_any_layer(images: Tensor) -> None:
+    """As the search has it; and in a mean over the patches, a merged one counts for all that it stands for."""
+    column = Columnar(**SHAPE, attention="full", tokens="tome:r=20", class_token=False, global_pool="avg").eval()
+    shape = {"img_size": 64, "embed_dims": (16, 32), "depths": (1, 2), "num_heads": (1, 2), "num_classes": 5}
+    pyramid = Pyramid("full", **shape).eval()
+    pyramid.set_tokens("tome:r=20")
+    for model in (column, pyramid):
+        with torch.no_grad():
+            states = [*model.walk(*model.embed(images[:2]))]
+            x, grid = states[-1].x, states[-1].context.grid
+            expected = model.forward_head(grid.restore(model.norm(x)))
+            torch.testing.assert_close(model(images[:2]), expected)
+            torch.testing.assert_close(model.answer(*model.run_layers(*states[1][1:], start=1)), expected)
+
+
 # Both together -------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +228,10 @@ def test_models_that_need_every_token_are_searched_for_attention_alone(model: Co
     assert found.findings[-1] == f"note: no tokens were merged: {why_not(swin, 'tome')}"
     assert "already, by tome:r=2" in why_not(convert(model, tokens="tome:r=2"), "tome")
     assert "reads the keys of fastformer" in why_not(Columnar(**SHAPE, attention="fastformer"), "tome")
+    small = {"embed_dims": (16, 32), "depths": (1, 1), "num_heads": (1, 2), "img_size": 64, "num_classes": 5}
+    convolving = timm.create_model("pyramid_pvt_v2_b0", **small, mlp_ratios=2, attention="full")
+    assert why_not(convolving, "tome").startswith("tokens cannot go before an MLP that convolves")
+    assert convolving.tokens == ""
     with pytest.raises(UserError, match="tokens='tome:r=2': SwinTransformer keeps"):
         tune(swin, images[:, :, :32, :32], **{**QUICK, "tokens": "tome:r=2"})
 

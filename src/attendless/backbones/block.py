@@ -95,6 +95,12 @@ class Block(nn.Module):
 class ConvBlock(Block):
     """A block whose MLP also convolves over the grid, as PVT v2's does."""
 
+    def check(self, grid: Grid) -> Grid:
+        after = super().check(grid)
+        if after.reduced:
+            raise UserError(f"tokens cannot go before an MLP that convolves over the grid of {grid.whole()}")
+        return after
+
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         return self.mlp(x, [grid.height, grid.width])
 

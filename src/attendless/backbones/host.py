@@ -91,8 +91,9 @@ class Host:
         return self.norm(x), context
 
     def answer(self, x: Tensor, grid: Grid) -> Tensor:
-        """The model's answer, given the normed tokens x that the last layer left on `grid`."""
-        return self.forward_head(x)
+        """The model's answer, given the normed tokens x that the last layer left on `grid`. In a mean, a merged one
+        counts for all that it stands for."""
+        return self.forward_head(grid.balanced(x) if self.global_pool == "avg" else x)
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """Images → the tokens that enter the first layer, and the context they start with."""
@@ -100,6 +101,7 @@ class Host:
 
     norm: Any
     forward_head: Any
+    global_pool: str
 
 
 class Place(NamedTuple):

@@ -184,7 +184,8 @@ class Pyramid(Host, nn.Module):
         return x if pre_logits else self.head(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
+        x, context = self.forward_context(x)
+        return self.answer(x, context.grid)
 
     def forward_intermediates(
         self,
