@@ -101,7 +101,7 @@ class Host:
 
     norm: Any
     forward_head: Any
-    global_pool: str
+    global_pool: Any
 
 
 class Place(NamedTuple):
