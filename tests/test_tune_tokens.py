@@ -303,7 +303,10 @@ def test_the_command_says_how_to_get_it(
     words = ["columnar_micro_patch4_32", "--attention", "none", "--data", str(tmp_path), "--max-drop", "100"]
     words += ["--budget", "0.02", "--resume-dir", str(tmp_path / "notes"), "--out", out, "--json", result]
     assert main(["tune", *words]) == 0
-    said = capsys.readouterr().out
+    said, log = capsys.readouterr()
+    assert [line.split(":")[0] for line in log.splitlines()][:1] == ["searching what to merge"], (
+        "a log says what is done"
+    )
     fast = load(out)
     assert fast.tokens.startswith("tome:r=")
     assert f"--tokens {fast.tokens} --below-breakeven keep" in said

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from . import output, words
@@ -108,26 +110,32 @@ def run(args: argparse.Namespace) -> None:
     for model in models if args.attention != "none" else ():
         _print_cap(model)
     found: list[Tuned] = []
-    for model in models:
-        images = load_images(source, preprocessing(model, input_size(model), args.crop_pct), args.images)
-        asked = min(args.images, len(source))
-        if len(images) < asked and not found:
-            notes.append(f"{asked - len(images)} of {asked} images could not be read, and were left out")
-        found += [
-            tune(
-                model,
-                images,
-                attention=args.attention,
-                tokens=args.tokens,
-                rates=args.rates or RATES,
-                max_drop=args.max_drop,
-                target_ms=args.target_ms,
-                budget=args.budget,
-                resume=args.resume_dir,
-                progress=output.progress,
-            )
-        ]
-        del images
+    with output.steps() as say:
+
+        def progress(what: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+            say(what)
+            return output.progress(what, total)
+
+        for model in models:
+            images = load_images(source, preprocessing(model, input_size(model), args.crop_pct), args.images)
+            asked = min(args.images, len(source))
+            if len(images) < asked and not found:
+                notes.append(f"{asked - len(images)} of {asked} images could not be read, and were left out")
+            found += [
+                tune(
+                    model,
+                    images,
+                    attention=args.attention,
+                    tokens=args.tokens,
+                    rates=args.rates or RATES,
+                    max_drop=args.max_drop,
+                    target_ms=args.target_ms,
+                    budget=args.budget,
+                    resume=args.resume_dir,
+                    progress=progress,
+                )
+            ]
+            del images
     title = f"{args.model} · {found[0].images} images of {args.data}"
     _print(title, found, notes)
     commands = [_command(args, tuned) for tuned in found]
