@@ -186,7 +186,9 @@ def test_how_many_images_would_tell() -> None:
 # Choosing ------------------------------------------------------------------------------------------------------------
 
 
-def candidate(ratio: float, drop: float, *, spread: float = 0.02, pairs: int = 25, ms: float = 100) -> Candidate:
+def candidate(
+    ratio: float, drop: float, *, spread: float = 0.02, pairs: int = 25, ms: float = 100, typical: float | None = None
+) -> Candidate:
     timed = Comparison(ratio, (ratio - spread / 2, ratio + spread / 2), (ratio - spread, ratio + spread), pairs)
     judged = Judgement(96, 1 - drop / 10, (0.8, 1.0), drop, (drop / 2, 2 * drop + 0.1))
     dense = ratio == 1
@@ -199,6 +201,7 @@ def candidate(ratio: float, drop: float, *, spread: float = 0.02, pairs: int = 2
         0.7,
         0.5,
         ITSELF if dense else judged,
+        drop if typical is None else typical,
         timed,
         ms,
     )
@@ -211,6 +214,16 @@ def test_chooses_by_the_ratio_within_the_bound() -> None:
     assert reason == "the quickest of those expected to lose at most 0.5 points"
     assert Goal(0.2).choose(found)[0] == found[1]
     assert Goal(1.0).choose(found)[0] == found[3]
+
+
+def test_luck_is_not_chosen() -> None:
+    assert judging.typical([0.0, 1.0, 0.2], [0.0, 0.1, 0.2]) == pytest.approx([0.0, 0.4, 0.8])
+    assert judging.typical([0.0, 0.0], [0.0, 0.0]) == [0.0, 0.0]
+    found = [candidate(1, 0), candidate(1.2, 0.4), candidate(1.3, 0.3, typical=0.8)]
+    assert Goal().choose(found)[0] == found[1]
+    assert [tuned(*found).note(c) for c in found][1:] == ["chosen", "likely to lose 0.8"]
+    assert Goal(1.0).choose(found)[0] == found[2]
+    assert Goal(target_ms=90).choose(found)[0] == found[1], "the most faithful within the time, by the same measure"
 
 
 def test_what_cannot_be_told_from_the_dense_model_is_no_quicker() -> None:

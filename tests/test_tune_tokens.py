@@ -22,7 +22,7 @@ from attendless import UserError
 from attendless.backbones import Columnar, Pyramid
 from attendless.convert import convert, load
 from attendless.measure import schedules as searching
-from attendless.measure.judge import ITSELF, Judgement, split
+from attendless.measure.judge import split
 from attendless.measure.notes import Notes, digest_of
 from attendless.measure.proposals import Proposal, bases, shortlist
 from attendless.measure.schedules import Cost, Schedule, block_times, evolve, schedules, why_not
@@ -184,20 +184,17 @@ def test_attending_less_is_tried_within_the_bound_and_at_half_its_harm() -> None
 
 
 def test_what_is_timed_is_what_nothing_beats_and_most_of_it_near_the_bound() -> None:
-    def judgement(drop: float) -> Judgement:
-        return Judgement(96, 1.0, (0.9, 1.0), drop, (0.0, 2 * drop))
-
     proposals = [Proposal("full", (), str(n) if n else "", float(n)) for n in range(21)]
-    judged = [ITSELF, *(judgement(n / 10) for n in range(1, 20)), judgement(0.4)]
-    assert shortlist(proposals, judged, Goal(1.0), 30) == list(range(21))
-    assert shortlist(proposals, judged, Goal(1.0), 6) == [0, 1, 2, 3, 20], "the last beats all that lose as much"
-    judged[20] = judgement(2.0)
-    found = shortlist(proposals, judged, Goal(1.0), 10)
+    drops = [*(n / 10 for n in range(20)), 0.35]
+    assert shortlist(proposals, drops, Goal(1.0), 30) == list(range(21))
+    assert shortlist(proposals, drops, Goal(1.0), 6) == [0, 1, 2, 3, 20], "the last beats all that lose as much"
+    drops[20] = 2.0
+    found = shortlist(proposals, drops, Goal(1.0), 10)
     assert {8, 9, 10, 11, 12} <= set(found)
     assert found[0] == 0
     assert max(found) == 20
     assert len(found) <= 10
-    assert len(shortlist(proposals, judged, Goal(target_ms=1.0), 10)) == 10
+    assert len(shortlist(proposals, drops, Goal(target_ms=1.0), 10)) == 10
 
 
 def test_both_are_searched_judged_and_converted(model: Columnar, images: Tensor, by_tokens: None) -> None:

@@ -76,6 +76,16 @@ def losses(dense: Tensor, answers: Tensor) -> Tensor:
     return belief.amax(-1) - belief.gather(1, answers[:, None])[:, 0]
 
 
+def typical(drops: Sequence[float], divergences: Sequence[float]) -> list[float]:
+    """What candidates lose whose answers have moved as far: the loss of all, shared out by divergence.
+
+    Few answers change, so of many candidates the luckiest looks best. How far all answers moved is known much better,
+    and what is lost goes with it.
+    """
+    per_nat = sum(drops) / max(sum(divergences), 1e-12)
+    return [per_nat * divergence for divergence in divergences]
+
+
 def jump(dense: Tensor, found: Sequence[Tensor]) -> float:
     """What a changed answer costs, seen over the losses of all candidates: one alone has too few to tell.
 

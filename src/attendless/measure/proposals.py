@@ -12,7 +12,6 @@ from ..attention import Spec
 from ..errors import UserError
 from ..tokens import NONE
 from . import search
-from .judge import Judgement
 from .notes import Notes
 from .schedules import SEARCHED, Schedule, schedules, why_not
 from .search import Progress
@@ -90,12 +89,11 @@ def thinned(found: Sequence[Any], points: int) -> list[Any]:
     return [found[round(i * (len(found) - 1) / (points - 1))] for i in range(points)]
 
 
-def shortlist(proposals: Sequence[Proposal], judged: Sequence[Judgement], goal: Goal, points: int) -> list[int]:
+def shortlist(proposals: Sequence[Proposal], drops: Sequence[float], goal: Goal, points: int) -> list[int]:
     """The places of what is worth timing, at most so many: the model as it is, and of what nothing beats in both time
-    and loss one half nearest to the bound, where the choice falls, and one half evenly from slow to quick."""
+    and loss (`drops`) one half nearest to the bound, where the choice falls, and one half evenly from slow to quick."""
     if len(proposals) <= points:
         return list(range(len(proposals)))
-    drops = [one.expected_drop for one in judged]
 
     def beaten(i: int) -> bool:
         return any(

@@ -18,7 +18,7 @@ from .judge import Judgement, images_to_tell
 
 #: The columns of the table; `Candidate.cells` fills all but the first.
 COLUMNS = (
-    *("#", "attention", "tokens", "size", "ms", "speed-up (quartiles)", "expected loss (95 %)", "same answer (95 %)"),
+    *("#", "attention", "reducer", "size", "ms", "speed-up (quartiles)", "expected loss (95 %)", "same answer (95 %)"),
     *("MACs", "note"),
 )
 HOW_TO_READ = (
@@ -32,6 +32,7 @@ HOW_TO_READ = (
 class Candidate:
     """One point of the trade-off: what every layer attends with, what reduces the tokens, and what was found of it.
 
+    `typical_drop` is what candidates lose whose answers moved as far, in points.
     `layers` are those changed of `depth`: in a model with attentions of its own, `attention` counts for them alone.
     Without `tokens`, what the model has of that stays.
     """
@@ -44,6 +45,7 @@ class Candidate:
     macs_share: float
     core_share: float
     judged: Judgement
+    typical_drop: float
     timed: Comparison
     dense_ms: float
 
@@ -64,6 +66,11 @@ class Candidate:
     @property
     def expected_drop(self) -> float:
         return self.judged.expected_drop
+
+    @property
+    def likely_drop(self) -> float:
+        """The points it is to be chosen by: what it lost, or what is typical, so that luck is not chosen."""
+        return max(self.expected_drop, self.typical_drop)
 
     @property
     def agreement(self) -> float:
@@ -96,6 +103,7 @@ class Candidate:
             "quicker": self.quicker,
             "macs_share": self.macs_share,
             "core_share": self.core_share,
+            "typical_drop": self.typical_drop,
             **dataclasses.asdict(self.judged),
         }
 
@@ -140,7 +148,7 @@ class Goal:
     def fits(self, c: Candidate) -> bool:
         if self.target_ms is not None:
             return c.latency_ms <= self.target_ms
-        return c.expected_drop <= (self.max_drop or 0)
+        return c.likely_drop <= (self.max_drop or 0)
 
     def choose(self, candidates: Sequence[Candidate]) -> tuple[Candidate, str]:
         """The best of the candidates, of which the first is the model as it is, and why."""
@@ -161,7 +169,7 @@ class Goal:
         if self.fits(dense):
             return dense, f"the model as it is already takes no more than {target}"
         if fitting:
-            return min(fitting, key=lambda c: (c.expected_drop, -c.speedup)), f"the most faithful within {target}"
+            return min(fitting, key=lambda c: (c.likely_drop, -c.speedup)), f"the most faithful within {target}"
         if quicker:
             return max(quicker, key=lambda c: c.speedup), f"nothing reaches {target}: this is the quickest found"
         return dense, f"nothing reaches {target}, or is measurably quicker than the model as it is"
@@ -225,6 +233,9 @@ class Tuned:
             return "the model as it is"
         if not candidate.quicker:
             return "slower" if candidate.timed.interval[1] < 1 else "not surely quicker"
+        bound = self.goal.max_drop
+        if bound is not None and candidate.expected_drop <= bound < candidate.typical_drop:
+            return f"likely to lose {candidate.typical_drop:.1f}"
         return "" if candidate in self.front else "beaten"
 
     @property

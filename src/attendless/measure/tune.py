@@ -7,8 +7,8 @@ milliseconds as the answers allow.
    the dense model's answer (`judge.py`).
 3. What nothing beats races together against the dense model, by turns, so that their speed-ups belong to the same
    minutes (`clock.py`).
-4. The quickest that keeps the promise is chosen, by its speed-up. One that cannot be told from the dense model is no
-   quicker.
+4. The quickest that keeps the promise is chosen, by its speed-up: neither what it lost nor what is typical of how far
+   its answers moved may be more. One that cannot be told from the dense model is no quicker.
 5. The best of many looks better than it is: of the one chosen, the loss is judged once more, on fresh images.
 """
 
@@ -32,7 +32,7 @@ from ..errors import UserError
 from ..tokens import NONE, parse_tokens
 from . import search
 from .clock import Call, Race, Timer, device_timer, race
-from .judge import ITSELF, check_images, judge, jump, logits, losses, split
+from .judge import ITSELF, check_images, divergence, judge, jump, logits, losses, split, typical
 from .macs import count
 from .notes import Notes, digest_of
 from .proposals import Proposal, propose, shortlist
@@ -100,10 +100,12 @@ def tune(
     # The host stands for the dense model where answers are asked for, as it gives plain logits; the clock runs the
     # dense model itself.
     models = [host, *(_sharing(_built(model, one).eval(), dense) for one in proposals[1:])]
-    belief, answers = _answers(models, proposals, parts[1], "choosing", notes, progress)
+    belief, answers, moved = _answers(models, proposals, parts[1], "choosing", notes, progress)
     cost = jump(belief, [losses(belief, given) for given in answers])
     judged = [ITSELF, *(judge(belief, given, cost) for given in answers[1:])]
-    places = shortlist(proposals, judged, goal, 2 * points)
+    drops = [one.expected_drop for one in judged]
+    usual = typical(drops, moved)
+    places = shortlist(proposals, [*map(max, drops, usual)], goal, 2 * points)
     raced = _race([dense, *(models[i] for i in places[1:])], parts[1][:1], budget, progress)
     size = (images.shape[-2], images.shape[-1])
     macs = [count(models[i], size) for i in places]
@@ -118,6 +120,7 @@ def tune(
             each.total / macs[0].total,
             each.core / macs[0].core,
             judged[i],
+            usual[i],
             raced.compare(place, _DENSE),
             1e3 * raced.median(_DENSE),
         )
@@ -129,7 +132,7 @@ def tune(
     if chosen.changed:
         winner = places[found.index(chosen)]
         both = [proposals[0], proposals[winner]]
-        belief, (_, given) = _answers([host, models[winner]], both, parts[2], "fresh", notes, progress)
+        belief, (_, given), _ = _answers([host, models[winner]], both, parts[2], "fresh", notes, progress)
         fresh = judge(belief, given, cost)
     return Tuned(chosen, tuple(found[k] for k in order), goal, reason, fresh, len(images), said)
 
@@ -157,20 +160,23 @@ def _answers(
     part: str,
     notes: Notes,
     progress: search.Progress,
-) -> tuple[Tensor, list[Tensor]]:
-    """The logits of the first model, which stands for the dense one, and the answers of all."""
+) -> tuple[Tensor, list[Tensor], list[float]]:
+    """The logits of the first model, which stands for the dense one, the answers of all, and how far they diverge."""
     with progress(f"judging {len(models) - 1} on {len(images)} images", len(models) * len(images)) as step:
         belief = logits(models[0], images, "the model", step).cpu()
-        answers = [belief.argmax(-1)]
+        answers, moved = [belief.argmax(-1)], [0.0]
         for model, one in zip(models[1:], proposals[1:], strict=True):
             name = " ".join([one.attention, *(["in", *map(str, one.layers)] if one.layers else []), one.tokens])
-            given = notes.get(f"answers of {name}, {part}", partial(_answered, model, images, name, step))
+            ask = partial(_answered, model, images, belief, name, step)
+            given, far = notes.get(f"answers and divergence of {name}, {part}", ask)
             answers.append(torch.tensor(given))
-    return belief, answers
+            moved.append(far)
+    return belief, answers, moved
 
 
-def _answered(model: nn.Module, images: Tensor, name: str, step: Any) -> list[int]:
-    return logits(model, images, name, step).argmax(-1).tolist()
+def _answered(model: nn.Module, images: Tensor, belief: Tensor, name: str, step: Any) -> tuple[list[int], float]:
+    found = logits(model, images, name, step).cpu()
+    return found.argmax(-1).tolist(), divergence(belief, found)
 
 
 def _race(models: Sequence[nn.Module], image: Tensor, budget: float, progress: search.Progress) -> Race:

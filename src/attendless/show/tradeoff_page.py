@@ -31,7 +31,7 @@ def page(found: Sequence[Tuned], title: str, commands: Sequence[str], notes: Seq
 
 def _table(found: Sequence[Tuned]) -> str:
     heads, *rows = table(found)
-    kinds = [' class="text"' if head in ("attention", "tokens") else "" for head in heads]
+    kinds = [' class="text"' if head in ("attention", "reducer") else "" for head in heads]
     lines = ["<tr>" + "".join(f"<th{kind}>{head}</th>" for kind, head in zip(kinds, heads, strict=True)) + "</tr>"]
     for row in rows:
         cells = "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
