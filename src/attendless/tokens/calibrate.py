@@ -51,7 +51,7 @@ def calibrate(
         raise UserError(f"calibrate: threshold={threshold}, ceiling={ceiling}: expected a number, and 0 or more")
     host = copy.deepcopy(host).eval()
     blocks, states = list(host.blocks), [host.embed(chunk) for chunk in images.split(_BATCH)]
-    found = Spec("tome", ToMeOptions((0,) * len(blocks), window=window, protect=protect))
+    found = Spec("tome", ToMeOptions(r=(0,) * len(blocks), window=window, protect=protect))
     for layer, block in enumerate(blocks):
         if layer >= start:
             # What a layer cannot merge by, it says here; then the reducer that would stand there counts first.
@@ -85,6 +85,6 @@ class _Counter(ToMe):
         P = grid.prefix
         cells = torch.arange(grid.patches, device=x.device).expand(len(x), -1) if grid.cells is None else grid.cells
         weight = None if importance is None else importance.mean(1)[:, P:]
-        likeness, _ = merging.similarities(context.keys[:, P:], self.plan(grid), weight, cells)
+        likeness, _ = merging.similarities(context.keys.mean(1)[:, P:], self.plan(grid), weight, cells)
         self.pairs += int((likeness > self.threshold).sum())
         return x, context
