@@ -167,7 +167,8 @@ def test_an_answer_goes_on_from_any_layer(images: Tensor) -> None:
             x, grid = states[-1].x, states[-1].context.grid
             expected = model.forward_head(grid.restore(model.norm(x)))
             torch.testing.assert_close(model(images[:2]), expected)
-            torch.testing.assert_close(model.answer(*model.run_layers(*states[1][1:], start=1)), expected)
+            after, context = model.run_layers(*states[1][1:], start=1)
+            torch.testing.assert_close(model.answer(model.norm(after), context.grid), expected)
 
 
 # Both together -------------------------------------------------------------------------------------------------------
