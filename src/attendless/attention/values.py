@@ -131,6 +131,10 @@ class Context:
     def replace(self, **changes: Any) -> Context:
         return dataclasses.replace(self, **changes)
 
+    def wanting(self, wants: frozenset[str]) -> Context:
+        """The same, but for what is asked for next. Most layers ask for nothing, and nothing is made anew for them."""
+        return self if wants == self.wants else self.replace(wants=wants)
+
     def only(self, entries: Collection[str]) -> Context:
         """Without what layers leave each other, but for these entries."""
         gone = {name: None for name in ENTRIES if name not in entries and getattr(self, name) is not None}

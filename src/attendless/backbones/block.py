@@ -53,7 +53,7 @@ class Block(nn.Module):
         asked = wants if between is None else wants | between.reads
         if before is not None:
             x, context = before(x, context)
-        out, context = self.attn(self.norm1(x), context.only(self.attn.reads).replace(wants=asked))
+        out, context = self.attn(self.norm1(x), context.only(self.attn.reads).wanting(asked))
         missing = [entry for entry in asked if getattr(context, entry) is None]
         if missing:
             raise UserError(f"attention {self.attn.spec} was asked for {', '.join(missing)}, but left none")
@@ -61,7 +61,7 @@ class Block(nn.Module):
         if between is not None:
             x, context = between(x, context)
         # One layer's scores at most are alive: what the next does not read goes here.
-        context = context.replace(wants=wants).only(wants)
+        context = context.only(wants).wanting(wants)
         x = x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), context.grid)))
         return x, context
 

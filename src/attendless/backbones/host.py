@@ -40,7 +40,7 @@ class Host:
         wants = self.wants()
         last = len(wants) if stop is None else stop
         for number in range(start, last):
-            context = context.replace(wants=wants[number])
+            context = context.wanting(wants[number])
             yield Step(number, x, context)
             x, context = self.run_layer(number, x, context)
         yield Step(last, x, context)
