@@ -39,6 +39,8 @@ ALL = tuple(VERBS)
 HOSTS = ("info", "convert", "bench", "eval", "tune", "train", "distill", "compare")
 LOADING = tuple(verb for verb in HOSTS if verb != "compare")
 MEASURED = ("info", "convert", "bench", "eval", "tune")
+FIXED = ("info", "convert", "bench", "eval", "train", "distill")
+REDUCING = (*FIXED, "tune")
 CLOCKED = ("bench", "tune", "compare")
 LEARNING = ("train", "distill", "compare")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
@@ -156,6 +158,13 @@ TABLE = [
     data("too few pictures to judge by", "half", "at least 6", ("tune",)),
     data("unknown torchvision set", "Nothing@pictures", "Nothing"),
     data("without labels", "loose", "without labels", ("train", "compare")),
+    # token reducers
+    word("tokens unknown", "unknown token reducer 'tom'. Did you mean 'tome'", REDUCING, "--tokens", "tom:r=3"),
+    word("tokens without such an option", "unknown option of tome 'rr'", REDUCING, "--tokens", "tome:rr=3"),
+    word("tokens out of range", "out of range", REDUCING, "--tokens", "evit:keep=2"),
+    word("tokens no number", "cannot be read", REDUCING, "--tokens", "tome:r=many"),
+    word("tokens in a layer that is not there", "there is no layer", FIXED, "--tokens", "evit:at=77"),
+    word("tokens for other layers", "expected 1, 2 or", FIXED, "--tokens", "tome:r=1/2/3/4/5/6/7"),
     # files to write
     word("json a folder", "is a folder", ALL, "--json", "pictures"),
     word("json under a file", "is not a folder", ALL, "--json", "notes.txt/x.json"),

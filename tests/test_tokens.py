@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from attendless.backbones import Columnar, Pyramid
 from attendless.convert import convert_with_report
 from attendless.convert.files import read_header
 from attendless.tokens import create_reducers, parse_tokens, reducers
+from attendless_cli.main import main
 
 SMALL = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 2, "num_classes": 5}
 EXAMPLES = [spec for cls in reducers().values() for spec in cls.examples]
@@ -310,3 +312,23 @@ def test_models_that_keep_timms_layers_refuse() -> None:
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=4, depths=(1, 1, 1, 1))
     with pytest.raises(UserError, match=r"SwinTransformer keeps timm's own layers, which need every token"):
         attendless.convert(model, tokens="tome:r=4")
+
+
+def test_convert_wants_something_to_convert_to(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["convert", "columnar_micro_patch4_32"])
+    assert left.value.code == 2
+    assert "nothing to convert to: give --attention" in capsys.readouterr().err
+
+
+def test_rows_of_the_command_line_name_tokens(tmp_path: Path) -> None:
+    out = tmp_path / "info.json"
+    words = ["--attention", "full", "foveal:keep=0.5", "--tokens", "none", "tome:r=4"]
+    assert main(["info", "columnar_micro_patch4_32", *words, "--json", str(out)]) == 0
+    rows = json.loads(out.read_text())["rows"]
+    made = [(row["attention"], row["tokens_spec"]) for row in rows]
+    assert made == [(a, t) for a in ("full", "foveal:keep=0.5") for t in (None, "tome:r=4")]
+    assert rows[1]["layers"][2]["tokens"] == 60
+    clock = ["--quick", "--budget", "0.05", "--below-breakeven", "keep"]
+    assert main(["bench", "columnar_micro_patch4_32", *words, *clock, "--json", str(out)]) == 0
+    assert [(row["attention"], row["tokens_spec"]) for row in json.loads(out.read_text())["rows"]] == made
