@@ -28,7 +28,8 @@ from typing import Any
 import torch
 
 import attendless
-from attendless.attention.sparsifiner import budget
+from attendless import Grid
+from attendless.attention.averages import budget
 from attendless.convert import convert, load, open_model
 from attendless.data.opening import open_data
 from attendless.measure.accuracy import evaluate, load_images, preprocessing
@@ -244,7 +245,7 @@ def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
         exact, untrained = (f"{one['top1']:.1f}" if one else "–" for one in others)
         if row is not None:
             lines.append(
-                f"| {keep} | {budget(float(keep), 197)} | {exact} | {untrained} | {row['top1']:.1f} | {against(row)} | "
+                f"| {keep} | {budget(float(keep), Grid(14, 14, 1))} | {exact} | {untrained} | {row['top1']:.1f} | {against(row)} | "
                 f"{row['agreement']:.3f} | {row['core'] / 1e6:.0f} M | {speed(time)} |"
             )
     return "\n".join(lines)

@@ -39,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "info": ["info", *given, "--attention", "full", SPEC],
         "bench": ["bench", *given, "--attention", SPEC, "--below-breakeven", "keep", "--quick", *clock],
         "eval": ["eval", *given, *photos, "--attention", "full", SPEC, "--workers", "0"],
-        "tune": ["tune", *given, *photos, "--rates", "0.1", *clock],
+        "tune": ["tune", *given, *photos, "--tokens", "none", "--rates", "0.1", *clock],
         "convert": ["convert", *given, "--attention", SPEC, "--below-breakeven", "keep", "--out", fast],
         "bench FILE": ["bench", fast, "--quick", *clock],
         "eval FILE": ["eval", fast, *photos, "--workers", "0"],

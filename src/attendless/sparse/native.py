@@ -55,6 +55,11 @@ def _tokens(x: Tensor) -> Any:
     return _channels(x)
 
 
+def _by_head(keys: Tensor) -> Tensor:
+    """Keys [B, N, D] as those of one head; anything else is left to be judged."""
+    return keys[:, None] if keys is not None and keys.ndim == 3 else keys
+
+
 def _within_reason(x: Tensor) -> Tensor:
     """Asked before a copy is made: an expanded tensor has any size and no memory."""
     if x.numel() > 2**31:
@@ -372,7 +377,7 @@ def merge(
     """As `merging.merge`: what is left of x, its sizes, cells and owners. `plan` are the numbers of a `Merging`."""
     inputs = [
         _tokens(x),
-        _rows(keys if keys.ndim == 4 else keys[:, None]),
+        _rows(_by_head(keys)),
         _floats(importance),
         _floats(sizes),
         _longs(cells),
