@@ -38,6 +38,9 @@ from attendless.stamp import stamp, stamp_line
 from attendless.storage import atomic
 from attendless.train import Run, distill
 
+#: DeiT-Tiny's tokens at 224 px.
+GRID = Grid(14, 14, 1)
+
 MODEL = "deit_tiny_patch16_224"
 #: The keep rates of the paper's second table, and 0.25, at which its others are.
 KEEPS = ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.25", "0.2", "0.1", "0.05", "0.01")
@@ -245,7 +248,7 @@ def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
         exact, untrained = (f"{one['top1']:.1f}" if one else "–" for one in others)
         if row is not None:
             lines.append(
-                f"| {keep} | {budget(float(keep), Grid(14, 14, 1))} | {exact} | {untrained} | {row['top1']:.1f} | {against(row)} | "
+                f"| {keep} | {budget(float(keep), GRID)} | {exact} | {untrained} | {row['top1']:.1f} | {against(row)} | "
                 f"{row['agreement']:.3f} | {row['core'] / 1e6:.0f} M | {speed(time)} |"
             )
     return "\n".join(lines)
