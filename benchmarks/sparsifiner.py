@@ -247,8 +247,9 @@ def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
         others = (rows.get(key("oracle", spec(keep, rest, "topk"), 224)), rows.get(key("untrained", text, 224)))
         exact, untrained = (f"{one['top1']:.1f}" if one else "–" for one in others)
         if row is not None:
+            keys = budget(float(keep), GRID)
             lines.append(
-                f"| {keep} | {budget(float(keep), GRID)} | {exact} | {untrained} | {row['top1']:.1f} | {against(row)} | "
+                f"| {keep} | {keys} | {exact} | {untrained} | {row['top1']:.1f} | {against(row)} | "
                 f"{row['agreement']:.3f} | {row['core'] / 1e6:.0f} M | {speed(time)} |"
             )
     return "\n".join(lines)
