@@ -20,15 +20,15 @@ from typing import Any, NoReturn
 #: Every verb with its one-line help, in the order a newcomer meets them.
 VERBS = {
     "info": "what a model costs: layers, parameters, MACs, and how much attending less can gain",
-    "convert": "put another attention into a pretrained model, without training",
+    "convert": "put another attention into a pretrained model, or merge its tokens, without training",
     "bench": "measure speed and memory against the dense model, on this machine",
     "eval": "measure accuracy, and agreement with the dense model, on a folder of images",
-    "tune": "search per-layer settings that keep the answers and save milliseconds",
+    "tune": "search what to merge and attend with in each layer: answers kept, milliseconds saved",
     "train": "train a model",
-    "distill": "train a model that attends less to answer as its teacher does",
+    "distill": "teach a model that attends less, or has fewer tokens, to answer as its teacher does",
     "compare": "train and measure attentions under identical conditions, with a report",
     "check": "run the contract that every attention keeps on any attention, yours too",
-    "list": "the attentions and models that exist",
+    "list": "the attentions, token reducers and models that exist",
     "papers": "the papers' tables, counted again",
     "doctor": "what this installation and this machine can do",
 }
