@@ -9,12 +9,10 @@ import pytest
 from timm.models.vision_transformer import VisionTransformer
 
 from attendless import UserError
-from attendless.train import Run, train
-from attendless.train.log import Log, read_rows
+from attendless.train import train
+from attendless.train.log import Log
 from attendless_cli.main import main
-from train_toys import FIELDS, full_disk, same_bits, tensors_of, toy_folder, toy_vit
-
-RUN = Run(workers=0, checkpoint_minutes=0.0, log_every=1)
+from train_toys import FIELDS, RUN, full_disk, rows_of, same_bits, tensors_of, toy_folder, toy_vit
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +26,6 @@ def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("plain")
     train(toy_vit(), folder, out=out, run=RUN, **FIELDS)
     return out
-
-
-def rows_of(out: Path) -> list[dict]:
-    return [{k: v for k, v in row.items() if k != "images_per_second"} for row in read_rows(out / "metrics.jsonl")]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,7 @@ import pytest
 
 from attendless.train import Run, distill, distill_losses, train
 from attendless.train.checkpoint import Store
-from attendless.train.log import read_rows
-from train_toys import FIELDS, counting_vit, same_bits, tensors_of, toy_folder, toy_vit
-
-RUN = Run(workers=0, checkpoint_minutes=0.0, log_every=1)
+from train_toys import FIELDS, RUN, counting_vit, rows_of, same_bits, tensors_of, toy_folder, toy_vit
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +29,6 @@ def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("plain")
     train(toy_vit(), folder, out=out, run=RUN, **FIELDS)
     return out
-
-
-def rows_of(out: Path) -> list[dict]:
-    return [{k: v for k, v in row.items() if k != "images_per_second"} for row in read_rows(out / "metrics.jsonl")]
 
 
 @pytest.mark.parametrize("dies", [1, 2, 5, 7])
@@ -144,7 +137,7 @@ def test_distillation_resumes_in_its_phase(folder: Path, tmp_path: Path, monkeyp
 
 SCRIPT = """
 import sys
-from train_toys import FIELDS, counting_vit
+from train_toys import FIELDS, RUN, rows_of, counting_vit
 from attendless.train import Run, train
 fields = FIELDS | {"epochs": 100}
 train(counting_vit(), sys.argv[1], out=sys.argv[2], run=Run(workers=1, checkpoint_minutes=float(sys.argv[3])), **fields)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .errors import UserError
 
@@ -49,6 +50,15 @@ def load_plugin(path: str | Path) -> None:
     finally:
         _loading.pop()
     _sources[str(path)] = None
+
+
+def enter(table: dict[str, Any], name: str, cls: type, what: str) -> None:
+    """Make a class known under its name; another one of that name is refused, the same defined again is not."""
+    other = table.get(name)
+    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+        raise UserError(f"{what} {name!r} already exists: {other.__module__}.{other.__qualname__}")
+    table[name] = cls
+    remember_source(cls)
 
 
 def remember_source(thing: type) -> None:

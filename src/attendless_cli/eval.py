@@ -71,10 +71,7 @@ def run(args: argparse.Namespace) -> int:
         )
     about = {"model": args.model, "weights": _weights(args), "size": list(size), "labels": labels.how}
     rows = [
-        about
-        | _made(name, models[name])
-        | {"macs": count(models[name], size).as_dict(), "of": len(source)}
-        | vars(accuracy)
+        about | _made(models[name]) | {"macs": count(models[name], size).as_dict(), "of": len(source)} | vars(accuracy)
         for name, accuracy in found.items()
     ]
     columns = ("attention", "top-1", "95 %", "top-5", "vs dense", "95 %", "agreement", "core MACs", "images/s")
@@ -109,12 +106,11 @@ def contestants(
     return dense, dict(asked.values())
 
 
-def _made(name: str, model: Any) -> dict[str, Any]:
-    """What a contestant is made of, as it was asked for."""
-    from attendless.measure.subject import tokens_of
+def _made(model: Any) -> dict[str, Any]:
+    """What stands in a contestant."""
+    from attendless.measure.subject import attention_of, tokens_of
 
-    tokens = tokens_of(model)
-    return {"attention": name.partition(" · ")[0] if tokens else name, "tokens_spec": tokens or None}
+    return {"attention": attention_of(model), "tokens_spec": tokens_of(model) or None}
 
 
 def _weights(args: argparse.Namespace) -> str:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from .. import options as specs
 from ..errors import UserError, unknown
 from ..options import Options, Spec
-from ..plugins import remember_source
+from ..plugins import enter
 from .contract import Attention
 from .values import Grid
 
@@ -21,11 +21,7 @@ def register(cls: A) -> A:
     name = cls.__dict__.get("name")
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum() or name[0].isdigit():
         raise UserError(f"{cls.__name__} needs a class attribute `name`: a word, got {name!r}")
-    other = _ATTENTIONS.get(name)
-    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise UserError(f"attention {name!r} already exists: {other.__module__}.{other.__qualname__}")
-    _ATTENTIONS[name] = cls
-    remember_source(cls)
+    enter(_ATTENTIONS, name, cls, "attention")
     return cls
 
 

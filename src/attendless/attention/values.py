@@ -64,6 +64,12 @@ class Grid:
         """A grid with so many patches left, for counting costs: which ones is not known."""
         return dataclasses.replace(self.whole(), cells=torch.empty(1, patches, dtype=torch.long, device="meta"))
 
+    def places(self, x: Tensor) -> Tensor:
+        """The cell that each patch of tokens x [B, N, C] stands in, [B, n], reduced or not."""
+        if self.cells is not None:
+            return self.cells
+        return torch.arange(self.patches, device=x.device).expand(len(x), -1)
+
     def condensed(self) -> Grid:
         """A whole grid of about as many patches, for estimates: what a reduced one takes is not measured."""
         if self.cells is None:

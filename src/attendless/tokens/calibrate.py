@@ -83,8 +83,7 @@ class _Counter(ToMe):
         grid, importance = context.grid, context.class_attention
         assert context.keys is not None
         P = grid.prefix
-        cells = torch.arange(grid.patches, device=x.device).expand(len(x), -1) if grid.cells is None else grid.cells
         weight = None if importance is None else importance.mean(1)[:, P:]
-        likeness, _ = merging.similarities(context.keys.mean(1)[:, P:], self.plan(grid), weight, cells)
+        likeness, _ = merging.similarities(context.keys.mean(1)[:, P:], self.plan(grid), weight, grid.places(x))
         self.pairs += int((likeness > self.threshold).sum())
         return x, context

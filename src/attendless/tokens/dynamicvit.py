@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from .. import options
 from ..attention import Context, Grid, Macs
-from ..sparse.merging import reowned
 from .contract import Reducer
+from .keeping import keep
 from .registry import register_reducer
 
 #: What a patch that went stands for while it is only masked: nearly nothing, and yet a gradient passes.
@@ -79,15 +79,8 @@ class DynamicViT(Reducer):
         grid, P = context.grid, context.grid.prefix
         patches = x[:, P:]
         score = self.log_odds(patches, patches.new_ones(patches.shape[:2]))[..., 0]
-        staying = self.remaining(grid)
-        kept = score.argsort(dim=1, descending=True, stable=True)[:, :staying].sort(dim=1).values
-        cells = torch.arange(grid.patches, device=x.device).expand_as(score) if grid.cells is None else grid.cells
-        numbers = torch.arange(staying, device=x.device).expand_as(kept)
-        index = kept.new_full(score.shape, -1).scatter(1, kept, numbers)
-        owners = reowned(index, cells, grid.owners, grid.height * grid.width)
-        left = Grid(grid.height, grid.width, P, cells=cells.gather(1, kept), owners=owners)
-        remaining = patches.gather(1, kept[..., None].expand(-1, -1, x.shape[2]))
-        return torch.cat([x[:, :P], remaining], dim=1), context.replace(grid=left)
+        x, left = keep(x, grid, score, self.remaining(grid))
+        return x, context.replace(grid=left)
 
     def mask(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid, P = context.grid, context.grid.prefix
@@ -95,8 +88,7 @@ class DynamicViT(Reducer):
         before = patches.new_ones(patches.shape[:2]) if grid.sizes is None else grid.sizes
         stays = F.gumbel_softmax(self.log_odds(patches, before), hard=True, dim=-1)[..., 0]
         policy = (stays * before).clamp(min=_GONE)
-        cells = torch.arange(grid.patches, device=x.device).expand(len(x), -1) if grid.cells is None else grid.cells
-        left = dataclasses.replace(grid, cells=cells, sizes=policy)
+        left = dataclasses.replace(grid, cells=grid.places(x), sizes=policy)
         gap = (policy.mean(1) - self.share).square().mean()
         context = context.with_loss("ratio", self.options.ratio / len(self.options.at) * gap)
         return x, context.replace(grid=left)

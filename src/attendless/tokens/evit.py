@@ -12,13 +12,12 @@ from __future__ import annotations
 import dataclasses
 import math
 
-import torch
 from torch import Tensor
 
 from .. import options
 from ..attention import Context, Grid
-from ..sparse.merging import reowned
 from .contract import Reducer
+from .keeping import keep
 from .registry import register_reducer
 
 
@@ -48,10 +47,10 @@ class EViT(Reducer):
         self.progress = progress
 
     def staying(self, patches: int) -> int:
-        keep = self.options.keep
+        share = self.options.keep
         if self.training:
-            keep += (1 - keep) * (1 + math.cos(math.pi * self.progress)) / 2
-        return max(1, math.ceil(keep * patches))
+            share += (1 - share) * (1 + math.cos(math.pi * self.progress)) / 2
+        return max(1, math.ceil(share * patches))
 
     def remaining(self, grid: Grid) -> int:
         staying = self.staying(grid.patches)
@@ -61,25 +60,8 @@ class EViT(Reducer):
         grid, P = context.grid, context.grid.prefix
         assert context.class_attention is not None
         score = context.class_attention.mean(1)[:, P:]
-        count, staying = grid.patches, self.staying(grid.patches)
-        if staying == count:
+        staying = self.staying(grid.patches)
+        if staying == grid.patches:
             return x, context
-        order = score.argsort(dim=1, descending=True, stable=True)
-        kept, gone = order[:, :staying].sort(dim=1).values, order[:, staying:]
-        patches = _take(x[:, P:], kept)
-        cells = torch.arange(count, device=x.device).expand_as(score) if grid.cells is None else grid.cells
-        chosen, fate = cells.gather(1, kept), -1
-        if self.options.fuse:
-            weight = score.gather(1, gone)[..., None]
-            patches = torch.cat([patches, (_take(x[:, P:], gone) * weight).sum(1, keepdim=True)], dim=1)
-            # It stands where the most attended of them stood: somewhere it must, for attentions that ask where.
-            chosen, fate = torch.cat([chosen, cells.gather(1, gone[:, :1])], dim=1), staying
-        numbers = torch.arange(staying, device=x.device).expand_as(kept)
-        index = kept.new_full(score.shape, fate).scatter(1, kept, numbers)
-        owners = reowned(index, cells, grid.owners, grid.height * grid.width)
-        left = Grid(grid.height, grid.width, P, cells=chosen, owners=owners)
-        return torch.cat([x[:, :P], patches], dim=1), context.replace(grid=left)
-
-
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
+        x, left = keep(x, grid, score, staying, fuse=self.options.fuse)
+        return x, context.replace(grid=left)

@@ -7,7 +7,7 @@ from typing import TypeVar
 from .. import options as specs
 from ..errors import UserError
 from ..options import Spec
-from ..plugins import remember_source
+from ..plugins import enter
 from .contract import Reducer
 
 #: What is written for "no token reduction".
@@ -21,11 +21,7 @@ def register_reducer(cls: R) -> R:
     name = cls.__dict__.get("name")
     if not isinstance(name, str) or not name.isidentifier() or name == NONE:
         raise UserError(f"{cls.__name__} needs a class attribute `name`: a word other than {NONE!r}, got {name!r}")
-    other = _REDUCERS.get(name)
-    if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
-        raise UserError(f"reducer {name!r} already exists: {other.__module__}.{other.__qualname__}")
-    _REDUCERS[name] = cls
-    remember_source(cls)
+    enter(_REDUCERS, name, cls, "reducer")
     return cls
 
 
