@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from attendless import Context, Grid, attentions, create, load_plugin
+from attendless import Context, Grid, UserError, attentions, create, load_plugin
 from attendless.measure.contract import CHECKS, others
 from attendless.measure.trial import Place, Trial, attempt
 from attendless.sparse import dispatch, policy
@@ -72,3 +72,20 @@ def test_the_context_is_immutable_and_a_pytree() -> None:
     leaves, structure = torch.utils._pytree.tree_flatten(context.with_loss("extra", torch.zeros(1)))
     assert sum(isinstance(leaf, torch.Tensor) for leaf in leaves) == 2
     assert torch.utils._pytree.tree_unflatten(leaves, structure).losses[0][0] == "extra"
+
+
+@pytest.mark.parametrize("spec", [spec for cls in attentions().values() for spec in (cls.examples or (cls.name,))])
+def test_the_core_alone_is_the_layer_without_its_projections(spec: str) -> None:
+    grid = Grid(6, 6, 1)
+    torch.manual_seed(0)
+    layer = create(spec, 24, 3, grid=grid).eval()
+    if not layer.has_core():
+        with pytest.raises(UserError, match="does not go without projections"):
+            create(spec, 24, 3, grid=grid, projections=False)
+        return
+    core = create(spec, 24, 3, grid=grid, projections=False).eval()
+    core.load_state_dict({name: value for name, value in layer.state_dict().items() if name in core.state_dict()})
+    assert not any(name.startswith(("qkv", "proj")) for name in core.state_dict())
+    x = torch.randn(2, grid.tokens, 24)
+    out, _ = core.attend(*layer.project(x), Context(grid))
+    torch.testing.assert_close(layer.merge(out), layer(x, Context(grid))[0], rtol=0, atol=0)

@@ -61,10 +61,14 @@ class Attention(nn.Module):
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         norm_layer: Callable[..., nn.Module] = nn.LayerNorm,
+        projections: bool = True,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        """Without `projections` this is the core alone: whoever has q, k and v calls `attend`, and nothing else."""
         super().__init__()
+        if not projections and not self.has_core():
+            raise UserError(f"attention {self.name!r} does not go without projections of its own")
         if head_dim is None and dim % num_heads:
             raise UserError(f"width {dim} does not divide into {num_heads} heads")
         self.dim, self.num_heads = dim, num_heads
@@ -75,14 +79,17 @@ class Attention(nn.Module):
         self.options: Any = options if options is not None else self.Options()
         self.check(grid)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.qkv = nn.Linear(dim, 3 * self.attn_dim, bias=qkv_bias, **factory)
-        self.q_norm = norm_layer(self.head_dim).to(**factory) if qk_norm else nn.Identity()
-        self.k_norm = norm_layer(self.head_dim).to(**factory) if qk_norm else nn.Identity()
         self.attn_drop = nn.Dropout(attn_drop)
-        self.norm = norm_layer(self.attn_dim).to(**factory) if scale_norm else nn.Identity()
-        self.proj = nn.Linear(self.attn_dim, dim, bias=proj_bias, **factory)
-        self.proj_drop = nn.Dropout(proj_drop)
+        if projections:
+            self.qkv = nn.Linear(dim, 3 * self.attn_dim, bias=qkv_bias, **factory)
+            self.q_norm = norm_layer(self.head_dim).to(**factory) if qk_norm else nn.Identity()
+            self.k_norm = norm_layer(self.head_dim).to(**factory) if qk_norm else nn.Identity()
+            self.norm = norm_layer(self.attn_dim).to(**factory) if scale_norm else nn.Identity()
+            self.proj = nn.Linear(self.attn_dim, dim, bias=proj_bias, **factory)
+            self.proj_drop = nn.Dropout(proj_drop)
         self.setup(factory)
+        #: Where the queries come from and their type, while no weight says so.
+        self.placed = torch.empty(0, **factory)
 
     # What a mechanism writes -------------------------------------------------------------------------------------
 
@@ -147,6 +154,12 @@ class Attention(nn.Module):
             raise UserError(f"the maps loss compares like with like: {tuple(found.shape)} and {tuple(target.shape)}")
         return (found - target).square().sum(-1).mean()
 
+    @classmethod
+    def has_core(cls) -> bool:
+        """Whether `attend` is all there is to the mechanism, given q, k and v."""
+        parts = ("forward", "project", "merge", "refine")
+        return all(getattr(cls, part) is getattr(Attention, part) for part in parts)
+
     # What every mechanism gets -----------------------------------------------------------------------------------
 
     @property
@@ -164,7 +177,7 @@ class Attention(nn.Module):
 
     def case_of(self, op: str, plan: Any, batch: int = 1) -> Case:
         """The case of a call of `op` by this layer."""
-        weight = self.qkv.weight
+        weight = next(self.parameters(), self.placed)
         return Case(op, plan, batch, self.num_heads, self.head_dim, weight.dtype, weight.device.type, self.dropout)
 
     def check(self, grid: Grid) -> None:
