@@ -227,6 +227,24 @@ def test_schedules_of_tome() -> None:
     assert gone("tome:r=60") == [32, 16, 8, 4], "each that goes needs a partner"
     assert sum(gone("tome:keep=0.25")) == 48
     assert gone("tome:keep=0.25,start=2")[:2] == [0, 0]
+    assert gone("tome:keep=0.25,until=2") == [32, 16, -48, 0]
+    assert gone("tome:r=2/8,until=3") == [2, 5, 8, -15], "the line ends where merging does"
+
+
+def test_merged_tokens_can_be_put_back_before_a_layer() -> None:
+    model, plain = column(tokens="tome:r=6,until=2", depth=4), column(depth=4)
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        steps = [*model.walk(*model.embed(x))]
+        merged = steps[2].context.grid
+        expected, _ = plain.run_layers(merged.restore(steps[2].x), Context(Grid(8, 8, 1)), start=2)
+    assert [step.x.shape[1] for step in steps] == [65, 59, 53, 65, 65]
+    assert [row.grid.tokens for row in model.costs()[1:]] == [65, 59, 65, 65, 65], "that layer attends on every token"
+    assert steps[-1].context.grid == Grid(8, 8, 1)
+    torch.testing.assert_close(steps[-1].x, expected, rtol=0, atol=0)
+    for until in (4, 1):
+        with pytest.raises(UserError, match="does not fit the model"):
+            column(tokens=f"tome:r=6,start=1,until={until}", depth=4)
 
 
 def test_protected_patches_stay() -> None:

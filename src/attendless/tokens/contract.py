@@ -35,7 +35,7 @@ class Reducer(nn.Module):
     #: Context entries that the attention of the same block must leave, such as `class_attention`.
     reads: frozenset[str] = frozenset()
     #: Whether it stands before the block's attention rather than between attention and MLP.
-    first: ClassVar[bool] = False
+    first: bool = False
     #: Whether tokens go without any other taking over what they stood for.
     drops: bool = False
     #: Specs worth trying: tests run each of them, and `attendless list` shows them.
@@ -86,6 +86,8 @@ class Reducer(nn.Module):
     def reduced(self, grid: Grid) -> Grid:
         """The grid that is left of `grid`, for counting."""
         left = self.remaining(grid)
+        if left == grid.height * grid.width:
+            return grid.whole()
         return grid if left == grid.patches else grid.reduced_to(left)
 
     def extra_repr(self) -> str:
