@@ -1,0 +1,233 @@
+"""Fewer tokens, on real weights and real images: accuracy, multiply-accumulates and milliseconds, alone and with
+attentions that look at fewer keys.
+
+    python benchmarks/tokens.py WEIGHTS EVAL --out DIR [--distil DISTIL] [--stage S …] [--threads T]
+
+WEIGHTS are DeiT-Tiny's; EVAL is a folder of labelled images to be judged on, DISTIL one to learn from, whose labels are
+not used. Stages:
+
+    learn      what is to be trained learns the dense model's answers (needs DISTIL)                      DIR/learned/
+    evaluate   the accuracy of every row                                                                 DIR/rows.json
+    features   how far the last layer's patches move, for dense heads                                DIR/features.json
+    time       every row against the dense model, by turns, at batch 1 and at a larger one              DIR/times.json
+    report     the tables in Markdown and the figure, from what there is so far            DIR/tables.md, DIR/tokens.png
+
+Killed and started again, every stage goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from study import MODEL, Rows, accuracies, against, speed, speedups, table
+
+from attendless.convert import convert, load, open_model
+from attendless.data.opening import open_data
+from attendless.measure.accuracy import load_images, preprocessing
+from attendless.palette import COLOURS
+from attendless.show.figures import new_figure, save_figure
+from attendless.stamp import stamp_line
+from attendless.storage import atomic
+from attendless.train import Run, distill
+
+#: By size: how many images, the larger batch, and what is compared: an attention, and what reduces the tokens.
+FOVEAL, SPARSIFINER = "foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled"
+STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
+    224: (1000, 32, [
+        ("full", "tome:r=14,start=4"), ("full", "tome:r=8"), ("full", "tome:r=8,protect=0.1"),
+        ("full", "tome:r=16/8,start=1,protect=0.1"), ("full", "tome:r=15,start=1,protect=0.1"), ("full", "tome:r=13"),
+        ("full", "tome:r=13,protect=0.1"), ("full", "tome:r=16,protect=0.1"), ("full", "evit:keep=0.7"),
+        (FOVEAL, "none"), (FOVEAL, "tome:r=8,protect=0.1"), (SPARSIFINER, "none"),
+        (SPARSIFINER, "tome:r=8,protect=0.1"),
+    ]),
+    384: (500, 16, [
+        ("full", "tome:r=30,start=1,protect=0.1"), ("full", "tome:r=44,start=1,protect=0.1"), (FOVEAL, "none"),
+        (FOVEAL, "tome:r=30,start=1,protect=0.1"), (FOVEAL, "tome:r=44,start=1,protect=0.1"),
+    ]),
+    512: (300, 8, [
+        ("full", "tome:keep=0.3,start=1,protect=0.1"), ("full", "tome:keep=0.15,start=1,protect=0.1"),
+        (FOVEAL, "none"), (FOVEAL, "tome:keep=0.3,start=1,protect=0.1"), (FOVEAL, "tome:keep=0.15,start=1,protect=0.1"),
+    ]),
+}  # fmt: skip
+#: What is trained, at 224 px, and how.
+LEARNED = {"tome:r=16,protect=0.1": "epochs=16,cutmix=1.0,eval_every=4"}
+#: For dense heads, at 384 px.
+FEATURES = (
+    "tome:r=44", "tome:r=44,start=2", "tome:r=44,start=2,until=10", "tome:r=44,until=10", "tome:keep=0.3",
+    "tome:r=24", "tome:r=24,window=4", "tome:r=36,window=4", "tome:r=36,window=4,start=2",
+    "tome:r=36,window=4,until=10",
+)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("weights")
+    parser.add_argument("eval")
+    parser.add_argument("--distil", help="folder of images to learn from")
+    parser.add_argument("--out", type=Path, required=True)
+    stages = {"learn": learn, "evaluate": judge, "features": features, "time": time, "report": report}
+    parser.add_argument("--stage", nargs="+", choices=stages, default=["evaluate", "features", "time", "report"])
+    parser.add_argument("--only", default="", help="only rows that this regular expression finds, such as ^384")
+    parser.add_argument("--budget", type=float, default=6.0, help="seconds that each model is timed for")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for stage in args.stage:
+        stages[stage](args)
+
+
+def learn(args: argparse.Namespace) -> None:
+    for tokens, how in LEARNED.items():
+        run = Run(workers=0, log_every=20)
+        distill(MODEL, args.distil, tokens=tokens, weights=args.weights, out=student(args, tokens).parent,
+                change={"all": how}, run=run)  # fmt: skip
+
+
+def student(args: argparse.Namespace, tokens: str) -> Path:
+    return Path(args.out, "learned", re.sub("[:,=/]", "-", tokens), "last.safetensors")
+
+
+def models(args: argparse.Namespace, size: int, done: Rows, prefix: str = "") -> tuple[Any, dict[str, Any]]:
+    """The dense model, and of the size's rows those that are yet to be found."""
+    dense = open_model(MODEL, weights=args.weights, size=size)
+    found = {}
+    for attention, tokens in STUDY[size][2]:
+        name = f"{size} {attention} {tokens}"
+        if prefix + name not in done and re.search(args.only, name):
+            found[name] = convert(dense, attention, tokens=tokens, below_breakeven="keep").eval()
+    for tokens in LEARNED if size == 224 else ():
+        name = f"{size} learned {tokens}"
+        if prefix + name not in done and student(args, tokens).is_file() and re.search(args.only, name):
+            found[name] = load(student(args, tokens)).eval()
+    return dense.eval(), found
+
+
+def judge(args: argparse.Namespace) -> None:
+    rows, source = Rows(args.out / "rows.json"), open_data(args.eval, "val")
+    for size, (limit, _, _) in STUDY.items():
+        dense, found = models(args, size, rows)
+        for some in (dict([*found.items()][i : i + 6]) for i in range(0, len(found), 6)):
+            rows.keep(accuracies(dense, {f"{size} dense": dense, **some}, source, size, limit))
+            print(", ".join(f"{name}: {rows[name]['top1']:.1f}" for name in some), flush=True)
+
+
+def time(args: argparse.Namespace) -> None:
+    rows = Rows(args.out / "times.json")
+    for size, (_, large, _) in STUDY.items():
+        for batch in (1, large):
+            prefix = f"batch {batch}, "
+            dense, found = models(args, size, rows, prefix)
+            if found:
+                timed = speedups(dense, found, size, batch, args.budget)
+                rows.keep({prefix + name: row for name, row in timed.items()})
+                print(*(f"{prefix}{name}: {speed(row)}" for name, row in timed.items()), sep="\n", flush=True)
+
+
+@torch.inference_mode()
+def features(args: argparse.Namespace, size: int = 384, images: int = 40) -> None:
+    """Cosine of the last layer's patches with the dense model's, put back on the grid."""
+    dense = open_model(MODEL, weights=args.weights, size=size).eval()
+    x = load_images(open_data(args.eval, "val"), preprocessing(dense, (size, size), 1.0), images)
+    host = convert(dense, "full").eval()
+    before = torch.cat([host.forward_context(some)[0] for some in x.split(10)])[:, 1:]
+    total = sum(row.macs.total for row in host.costs())
+    rows = Rows(args.out / "features.json")
+    for tokens in FEATURES:
+        host.set_tokens(tokens)
+        after = []
+        for some in x.split(10):
+            found, context = host.forward_context(some)
+            after.append(context.grid.restore(found)[:, 1:])
+        alike = torch.cosine_similarity(before, torch.cat(after), dim=-1)
+        share = sum(row.macs.total for row in host.costs()) / total
+        cosine = {"mean": float(alike.mean()), "worst": float(alike.flatten().quantile(0.05))}
+        rows.keep({tokens: {"images": len(x), "size": size, "macs": share, **cosine}})
+
+
+def report(args: argparse.Namespace) -> None:
+    rows, times = Rows(args.out / "rows.json"), Rows(args.out / "times.json")
+    text = []
+    for size, (_, large, _) in STUDY.items():
+        names = [name for name in rows if name.startswith(f"{size} ")]
+        if names:
+            text.append(f"### {size} px, {rows[names[0]]['images']} images\n\n{listing(names, rows, times, large)}")
+    dense = Rows(args.out / "features.json")
+    if dense:
+        text.append("### Features, put back on the grid\n\n" + feature_table(dense))
+    text.append(stamp_line((rows or dense)["stamp"]))
+    with atomic(args.out / "tables.md") as temporary:
+        temporary.write_text("\n\n".join(text) + "\n")
+    print("\n\n".join(text))
+    draw(rows, times, args.out / "tokens.png")
+
+
+def listing(names: list[str], rows: Rows, times: Rows, large: int) -> str:
+    columns = [
+        "attention",
+        "tokens",
+        "MACs",
+        "top-1",
+        "against dense (95 %)",
+        "same answer",
+        "batch 1",
+        f"batch {large}",
+    ]
+    lines = []
+    for name in names:
+        row, (_, attention, *rest) = rows[name], name.split(" ")
+        dense = attention == "dense"
+        shown = f"`{attention}`" if ":" in attention else attention
+        tokens = f"`{rest[0]}`" if rest and rest[0] != "none" else "–"
+        quick = (speed(times.get(f"batch {batch}, {name}")) for batch in (1, large))
+        lost = ["", "", "", ""] if dense else [against(row), f"{100 * row['agreement']:.1f} %", *quick]
+        lines.append([shown, tokens, f"{row['total'] / 1e6:,.0f} M", f"{row['top1']:.1f}", *lost])
+    return table(columns, lines)
+
+
+def feature_table(rows: Rows) -> str:
+    lines = [
+        [f"`{tokens}`", f"{100 * row['macs']:.0f} %", f"{row['mean']:.3f}", f"{row['worst']:.2f}"]
+        for tokens, row in rows.items()
+        if tokens != "stamp"
+    ]
+    return table(["tokens", "MACs left", "cosine, mean", "worst twentieth"], lines)
+
+
+def draw(rows: Rows, times: Rows, path: Path) -> None:
+    """Points of top-1 against speed-up at the larger batch, one panel a size; the upper right is best."""
+    figure = new_figure(11, 4)
+    panels = figure.subplots(1, len(STUDY), sharey=True)
+    colours = dict(zip(("full", "foveal", "sparsifiner", "learned"), COLOURS[1:5], strict=True))
+    for axes, (size, (_, large, _)) in zip(panels, STUDY.items(), strict=True):
+        for name in (name for name in rows if name.startswith(f"{size} ") and name != f"{size} dense"):
+            timed = times.get(f"batch {large}, {name}")
+            if timed is None:
+                continue
+            _, attention, tokens = name.split(" ")
+            kind = attention.partition(":")[0]
+            low, high = rows[name]["difference_ci"]
+            place, row = timed["speedup"], rows[name]["difference"]
+            bars = [[row - low], [high - row]]
+            marker = "o" if tokens == "none" else "s"
+            axes.errorbar(place, row, yerr=bars, fmt=marker, color=colours[kind], elinewidth=0.6, markersize=5)
+        axes.plot(1, 0, "k*", markersize=9)
+        axes.set(title=f"{size} px", xlabel=f"speed-up against timm, batch {large}")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("top-1 against dense, points (bars: 95 %)")
+    names = {"full": "full attention", "foveal": FOVEAL, "sparsifiner": SPARSIFINER, "learned": "full, distilled"}
+    for kind, title in names.items():
+        panels[0].plot([], [], "s", color=colours[kind], label=title)
+    panels[0].plot([], [], "o", color="grey", label="every token")
+    panels[0].plot([], [], "s", color="grey", label="merged tokens")
+    panels[0].plot([], [], "k*", label="the dense model")
+    figure.legend(loc="outside lower center", ncols=7, fontsize=8)
+    save_figure(figure, path)
+
+
+if __name__ == "__main__":
+    main()
