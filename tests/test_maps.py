@@ -9,8 +9,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import attendless
-from attendless import Attention, Context, Pyramid, UserError, convert
-from attendless.maps import entry, layers, maps
+from attendless import Attention, Context, Grid, Pyramid, UserError, convert
+from attendless.maps import entry, layers, maps, on_grid, rollout
 
 
 def columnar() -> nn.Module:
@@ -51,11 +51,16 @@ def test_a_map_is_of_what_the_layer_really_gets(make) -> None:
         with torch.no_grad():
             expected = attention.map(x, context)
             assert torch.equal(entry(model, images, number).x, x)
-        found = maps(model, images, number)
+        (found,) = maps(model, images, number)
+        assert found.layer == number
+        found = found.weights
         assert torch.equal(found, expected)
         assert found.shape[:2] == (2, attention.num_heads)
-        torch.testing.assert_close(maps(model, images, number, query=3), expected[:, :, 3:4])
-    assert torch.equal(maps(model, images, -1), found)
+        torch.testing.assert_close(maps(model, images, number, query=3)[0].weights, expected[:, :, 3:4])
+    assert torch.equal(maps(model, images, -1)[0].weights, found)
+    every = maps(model, images)
+    assert [one.layer for one in every] == numbers
+    assert torch.equal(every[-1].weights, found)
 
 
 @pytest.mark.parametrize("make", [columnar, swin])
@@ -82,3 +87,80 @@ def test_what_has_no_map_is_said() -> None:
     with pytest.raises(UserError, match="ResNet has no attention of ours"):
         maps(timm.create_model("test_resnet"), images, 0)
     assert attendless.maps is maps
+
+
+def vit(**changes: object) -> VisionTransformer:
+    torch.manual_seed(0)
+    shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
+    return VisionTransformer(**{**shape, **changes}).eval()
+
+
+def test_a_model_of_timms_shows_what_it_looks_at_as_it_is() -> None:
+    model, images = vit(), torch.randn(2, 3, 32, 32)
+    attn = model.blocks[1].attn
+    with torch.no_grad():
+        x = model.blocks[0](model._pos_embed(model.patch_embed(images)))
+        q, k, _ = attn.qkv(model.blocks[1].norm1(x)).reshape(2, 17, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        expected = (attn.scale * q @ k.mT).softmax(-1)
+    torch.testing.assert_close(maps(model, images, 1)[0].weights, expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(maps(model, images, 1, heads=1)[0].weights, expected[:, 1:], atol=1e-6, rtol=0)
+    with pytest.raises(UserError, match="head 2 does not exist"):
+        maps(model, images, 1, heads=(0, 2))
+
+
+def test_a_pixel_stands_for_the_patch_under_it() -> None:
+    model, images = vit(), torch.randn(2, 3, 32, 32)
+    whole = maps(model, images, 2)[0]
+    found = maps(model, images, 2, query=(31, 8))[0]  # the last column of the second row
+    torch.testing.assert_close(found.weights, whole.weights[:, :, 8:9])
+    assert torch.equal(found.on_grid().flatten(-2), found.weights[..., 1:])
+    with pytest.raises(UserError, match="pixel 32,8 is not in the image: expected x,y below 32,32"):
+        maps(model, images, 2, query=(32, 8))
+
+
+@pytest.mark.parametrize("prefix", [0, 1])
+def test_after_merging_a_map_is_on_the_picture_again(prefix: int) -> None:
+    pool = {} if prefix else {"class_token": False, "global_pool": "avg"}
+    model = convert(vit(**pool), "full", tokens="tome:r=5")
+    images = torch.randn(2, 3, 32, 32)
+    (found,) = maps(model, images, 2)
+    assert found.weights.shape == (2, 2, prefix + 6, prefix + 6)
+    spread = found.on_grid()
+    for b in range(2):
+        owners = found.grid.owners[b].tolist()
+        for place, owner in enumerate(owners):
+            expected = found.weights[b, :, :, prefix + owner] / owners.count(owner)
+            torch.testing.assert_close(spread[b, :, :, place // 4, place % 4], expected)
+    torch.testing.assert_close(spread.sum((-2, -1)), found.weights[..., prefix:].sum(-1))
+    (asked,) = maps(model, images, 2, query=(20, 4))
+    for b in range(2):
+        token = prefix + int(found.grid.owners[b, 2])
+        torch.testing.assert_close(asked.weights[b, :, 0], found.weights[b, :, token])
+
+
+def test_a_dropped_patch_looks_at_nothing() -> None:
+    model, images = convert(vit(), "full", tokens="evit:keep=0.5,at=0,fuse=false"), torch.randn(1, 3, 32, 32)
+    (found,) = maps(model, images, 1)
+    gone = sorted(set(range(16)) - set(found.grid.cells[0].tolist()))
+    assert not found.on_grid().flatten(-2)[..., gone].any()
+    with pytest.raises(UserError, match="was dropped before this layer"):
+        maps(model, images, 1, query=(gone[0] % 4 * 8, gone[0] // 4 * 8))
+
+
+def test_rollout_is_the_product_of_halved_maps() -> None:
+    model, images = vit(), torch.randn(2, 3, 32, 32)
+    expected = torch.eye(17).expand(2, -1, -1)
+    for one in maps(model, images):
+        expected = (torch.eye(17) + one.weights.mean(1)) / 2 @ expected
+    torch.testing.assert_close(rollout(model, images), expected)
+    merged = rollout(convert(model, "full", tokens="tome:r=4"), images)
+    assert merged.shape == (2, 9, 17)
+    torch.testing.assert_close(merged.sum(-1), torch.ones(2, 9))
+    with pytest.raises(UserError, match="rollout needs one grid"):
+        rollout(pyramid(), images)
+
+
+def test_weights_on_a_grid_by_hand() -> None:
+    grid = Grid(1, 3, 1, cells=torch.tensor([[1]]), sizes=torch.tensor([[2.0]]), owners=torch.tensor([[-1, 0, 0]]))
+    weights = torch.tensor([[[0.4, 0.6]]])
+    assert on_grid(weights, grid).tolist() == [[[[0.0, pytest.approx(0.3), pytest.approx(0.3)]]]]

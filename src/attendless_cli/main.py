@@ -23,6 +23,7 @@ VERBS = {
     "convert": "put another attention into a pretrained model, or merge its tokens, without training",
     "bench": "measure speed and memory against the dense model, on this machine",
     "eval": "measure accuracy, and agreement with the dense model, on a folder of images",
+    "show": "draw what a model looks at in a picture",
     "tune": "search what to merge and attend with in each layer: answers kept, milliseconds saved",
     "train": "train a model",
     "distill": "teach a model that attends less, or has fewer tokens, to answer as its teacher does",

@@ -8,10 +8,15 @@ from collections.abc import Callable
 
 Size = tuple[int, int]
 BREAKEVEN = "where attending less cannot pay at this size: leave the layer full (default), or convert it anyway"
+MODEL = "a timm or attendless model name, or a file attendless saved"
 
 
 def model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a timm or attendless model name, or a file attendless saved")
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+    weights(parser)
+
+
+def weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", metavar="F", help="safetensors with the model's weights (default: random weights)")
     parser.add_argument("--pretrained", action="store_true", help="fetch timm's pretrained weights (uses the network)")
 

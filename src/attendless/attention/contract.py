@@ -242,6 +242,11 @@ class Attention(nn.Module):
             columns.append(out[:, :, rows, :width])
         return torch.cat(columns, dim=-1)
 
+    def sees(self, x: Tensor, context: Context, query: int) -> Tensor:
+        """Which tokens one query sees as they are, rather than blurred, pooled or not at all: bool [B, H, N]. Here,
+        those that its map gives anything; a mechanism that also sees some less sharply says which it does not."""
+        return self.map(x, context, query)[:, :, 0] > 0
+
     def projection_macs(self, grid: Grid) -> int:
         return grid.tokens * self.dim * 3 * self.attn_dim + grid.tokens * self.attn_dim * self.dim
 

@@ -54,6 +54,18 @@ class Foveal(Attention):
         )
         return out, context
 
+    def sees(self, x: Tensor, context: Context, query: int) -> Tensor:
+        """The tokens of the cells its tile chose; the rest is blurred."""
+        grid, layout = context.grid, self.layout(context.grid)
+        if query < grid.prefix:
+            return super().sees(x, context, query)
+        q, k, _ = self.project(x)
+        chosen = definition.select(q, k, layout, scale=self.scale, key_bias=grid.key_bias(q.dtype), places=grid.cells)
+        cell = definition.block_of(layout, layout.cell, grid.cells).expand(len(x), -1)
+        tile = definition.block_of(layout, layout.tile, grid.cells).expand(len(x), -1)[:, query - grid.prefix]
+        sharp = chosen[torch.arange(len(x)), :, tile][..., None] == cell[:, None, None]
+        return torch.nn.functional.pad(sharp.any(2), (grid.prefix, 0), value=True)
+
     def core_macs(self, grid: Grid) -> int:
         return definition.macs(self.layout(grid), self.attn_dim, patches=grid.patches)
 

@@ -68,6 +68,13 @@ class Sparsifiner(PredictingAttention):
         guess = self.coefficients(q, k, grid), self.sparse_basis(grid)
         return _torch().select(self.guess(grid), *guess)
 
+    def sees(self, x: Tensor, context: Context, query: int) -> Tensor:
+        """The keys chosen for it, whatever stands for the rest."""
+        if query < context.grid.prefix:
+            return super().sees(x, context, query)
+        q, k, _ = self.project(x)
+        return self.select(q, k, context.grid)[:, :, query]
+
     def guess(self, grid: Grid) -> operations.Guess:
         """How keys are chosen on `grid`."""
         return _guess(grid.tokens, grid.prefix, averages.budget(self.options.keep, grid), self.options)

@@ -1,103 +1,124 @@
-"""What a layer looks at: its attention map for given images, computed anew from what enters the layer.
+"""What the layers of a model look at: attention maps, computed anew from what enters a layer.
 
-    maps(model, images, layer=5)[0, :, 0]   # what the class token of the first image looks at, head by head
+    maps(model, images, layers=5)[0].weights[0, :, 0]     what the class token of the first image looks at, head by head
+    maps(model, images, query=(112, 80))[-1].on_grid()    what the patch under a pixel looks at, on the grid
 
-Nothing is kept during a forward, so nothing is paid for maps that nobody asks for: the layers before the one asked for
-are run, and its attention says what map it amounts to (`Attention.map`).
+Whichever kernel runs, the attention says what map it amounts to (`Attention.map`), for the queries asked for alone.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from ..attention import Attention, Context
-from ..backbones import Pyramid, is_host
-from ..convert.slots import exchangeable, find_slots
+from ..attention import Grid
 from ..errors import UserError
+from .entry import Entry, entries, entry, layers, numbers, seen_by_us
+from .rollout import rollout
 
-__all__ = ["Entry", "entry", "layers", "maps"]
+__all__ = [
+    "Entry",
+    "Map",
+    "entries",
+    "entry",
+    "layers",
+    "maps",
+    "numbers",
+    "on_grid",
+    "patches_under",
+    "rollout",
+    "seen_by_us",
+]
+
+#: Tokens by number, prefix first; or the patch under a pixel (x, y) of the image.
+Query = int | slice | tuple[float, float]
 
 
-class Entry(NamedTuple):
-    """A layer's attention and what enters it: tokens x [B, N, C], normalised, and the context."""
+@dataclasses.dataclass(frozen=True)
+class Map:
+    """What one layer looks at: how much of its attention each query gives each token of `grid`, [B, H, queries, N]."""
 
-    attention: Attention
-    x: Tensor
-    context: Context
+    layer: int
+    weights: Tensor
+    grid: Grid
+
+    def on_grid(self) -> Tensor:
+        """The patches' part of it, in the picture's coordinates: [B, H, queries, height, width]."""
+        return on_grid(self.weights, self.grid)
 
 
 @torch.no_grad()
-def maps(model: nn.Module, images: Tensor, layer: int, query: int | slice = slice(None)) -> Tensor:
-    """The map [B, H, queries, N] of one layer of a model of ours, or of a converted one, for images [B, 3, h, w].
+def maps(
+    model: nn.Module,
+    images: Tensor,
+    layers: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
+    query: Query = slice(None),
+) -> list[Map]:
+    """The maps of a model's layers (all, if none are named) for images [B, 3, h, w] as the model takes them.
 
-    Layers are counted as the model runs them, from 0, or backwards from -1. Tokens come prefix first, then the patches
-    row by row; `query` picks queries among them.
+    Layers are counted as the model runs them, from 0, or backwards from -1. `query` picks queries: by number, prefix
+    tokens first, then the patches row by row, or by a pixel (x, y) of the image, which stands for the patch there.
     """
-    found = entry(model, images, layer)
-    return found.attention.map(found.x, found.context, query)
+    model = seen_by_us(model)
+    found = []
+    for given in entries(model, images, numbers(model, layers)):
+        grid = given.context.grid
+        if not isinstance(query, tuple):
+            weights = given.attention.map(given.x, given.context, query)
+        elif grid.reduced:  # where a patch went differs from image to image
+            patches = patches_under(query, grid, images)
+            weights = torch.cat([_of_image(given, image, patch) for image, patch in enumerate(patches)])
+        else:
+            weights = given.attention.map(given.x, given.context, patches_under(query, grid, images)[0])
+        found.append(Map(given.layer, weights[:, _heads(heads, weights.shape[1])], grid))
+    return found
 
 
-def layers(model: nn.Module) -> list[nn.Module]:
-    """The attention of every layer, as the model runs them: ours, or in a model of timm's also its own."""
-    if is_host(model):
-        return [block.attn for block in model.blocks]  # type: ignore[union-attr]
-    if not exchangeable(model):
-        raise UserError(f"{type(model).__name__} has no attention of ours that could say what it looks at: convert it")
-    return [slot.attn for slot in find_slots(model)]
+def on_grid(weights: Tensor, grid: Grid) -> Tensor:
+    """What tokens of `grid` get [B, …, N] → what the places of its patches get [B, …, height, width].
+
+    What a merged token gets is shared by the places it stands for; where nobody stands any more there is nothing.
+    """
+    tokens = weights.flatten(1, -2).transpose(1, 2)
+    if grid.owners is not None:
+        there = (grid.owners >= 0).to(tokens.dtype)
+        held = tokens.new_zeros(len(tokens), grid.patches).scatter_add(1, grid.owners.clamp(min=0), there)
+        share = torch.nn.functional.pad(1 / held.clamp(min=1), (grid.prefix, 0), value=1.0)
+        tokens = tokens * share[..., None]
+    places = grid.restore(tokens)[:, grid.prefix :].transpose(1, 2)
+    return places.reshape(*weights.shape[:-1], grid.height, grid.width)
 
 
-def entry(model: nn.Module, images: Tensor, layer: int) -> Entry:
-    """What enters the attention of one layer, in evaluation; the layers after it are not run."""
-    known = layers(model)
-    if not -len(known) <= layer < len(known):
-        raise UserError(f"layer {layer} does not exist: {type(model).__name__} has layers 0 to {len(known) - 1}")
-    number = layer % len(known)
-    attention = known[number]
-    if not isinstance(attention, Attention):
-        raise UserError(f"layer {number} attends by timm's {type(attention).__name__}, which keeps no map: convert it")
-    training = model.training
-    model.eval()
-    try:
-        x, context = _walked(model, images, number) if is_host(model) else _caught(model, images, attention)
-    finally:
-        model.train(training)
-    # A map is asked for, and nothing for a next layer.
-    return Entry(attention, x, context.only(attention.reads).replace(wants=frozenset()))
+def patches_under(pixel: tuple[float, float], grid: Grid, images: Tensor) -> list[int]:
+    """The token that stands for the patch under a pixel (x, y), in each of the images [B, 3, h, w]."""
+    (x, y), (height, width) = pixel, images.shape[-2:]
+    if not (0 <= x < width and 0 <= y < height):
+        raise UserError(f"pixel {x:g},{y:g} is not in the image: expected x,y below {width},{height}")
+    place = int(y * grid.height / height) * grid.width + int(x * grid.width / width)
+    if not grid.reduced:
+        return [grid.prefix + place] * len(images)
+    counted = torch.arange(1.0, 1 + grid.tokens, device=images.device)[None, :, None].expand(len(images), -1, 1)
+    found = grid.restore(counted)[:, grid.prefix + place, 0].int()
+    if not bool(found.all()):  # 0 is nobody
+        raise UserError(f"the patch under pixel {x:g},{y:g} was dropped before this layer: it looks at nothing")
+    return (found - 1).tolist()
 
 
-def _walked(host: Any, images: Tensor, number: int) -> tuple[Tensor, Context]:
-    """Through the layers of one of our hosts, up to the norm before the attention asked for."""
-    step = next(step for step in host.walk(*host.embed(images)) if step.number == number)
-    x, context = step.x, step.context
-    if isinstance(host, Pyramid):
-        first = 0
-        for stage in host.stages:
-            if number == first:
-                x, context = stage.enter(x, context)
-            first += len(stage.blocks)
-    return host.blocks[number].norm1(x), context
+def _of_image(given: Entry, image: int, query: int) -> Tensor:
+    """The map of one query of one image [1, H, 1, N]."""
+    one = slice(image, image + 1)
+    context = pytree.tree_map(lambda value: value[one] if isinstance(value, Tensor) else value, given.context)
+    return given.attention.map(given.x[one], context, query)
 
 
-class _Enough(Exception):
-    """There is no need to go on."""
-
-
-def _caught(model: nn.Module, images: Tensor, attention: Attention) -> tuple[Tensor, Context]:
-    """timm's own models run themselves: let this one run until the attention is called."""
-    given: list[tuple[Tensor, Context]] = []
-
-    def catch(module: nn.Module, arguments: tuple[Tensor, Context]) -> None:
-        given.append(arguments)
-        raise _Enough
-
-    hook = attention.register_forward_pre_hook(catch)
-    try:
-        model(images)
-    except _Enough:
-        pass
-    finally:
-        hook.remove()
-    return given[0]
+def _heads(wanted: int | Sequence[int] | None, count: int) -> list[int]:
+    found = list(range(count)) if wanted is None else [wanted] if isinstance(wanted, int) else list(wanted)
+    for head in found:
+        if not -count <= head < count:
+            raise UserError(f"head {head} does not exist: the layer has heads 0 to {count - 1}")
+    return found

@@ -1,0 +1,133 @@
+"""What enters the attention of a layer: the model is run up to it, in evaluation, and no further.
+
+Nothing is kept during a plain forward, so nothing is paid for what nobody asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Attention, Context
+from ..backbones import Pyramid, is_host
+from ..convert.architecture import describes
+from ..convert.rebuild import host_copy
+from ..convert.slots import exchangeable, find_slots
+from ..errors import UserError
+
+
+class Entry(NamedTuple):
+    """A layer's number, its attention, and what enters it: tokens x [B, N, C], normalised, and the context."""
+
+    layer: int
+    attention: Attention
+    x: Tensor
+    context: Context
+
+
+def layers(model: nn.Module) -> list[nn.Module]:
+    """The attention of every layer, as the model runs them: ours, or in a model of timm's also its own."""
+    if is_host(model):
+        return [block.attn for block in model.blocks]  # type: ignore[union-attr]
+    if not exchangeable(model):
+        raise UserError(f"{type(model).__name__} has no attention of ours that could say what it looks at: convert it")
+    return [slot.attn for slot in find_slots(model)]
+
+
+def seen_by_us(model: nn.Module) -> nn.Module:
+    """The model itself, or one of timm's as a host of ours, which has the same maps and can say them."""
+    return host_copy(model) if describes(model) and not is_host(model) else model
+
+
+def numbers(model: nn.Module, wanted: int | Sequence[int] | None) -> list[int]:
+    """The layers asked for, counted from 0 as the model runs them or backwards from -1, in that order; None: all that
+    attend by ours."""
+    known = layers(model)
+    if wanted is None:
+        return [number for number, attention in enumerate(known) if isinstance(attention, Attention)]
+    found = set()
+    for layer in [wanted] if isinstance(wanted, int) else wanted:
+        if not -len(known) <= layer < len(known):
+            raise UserError(f"layer {layer} does not exist: {type(model).__name__} has layers 0 to {len(known) - 1}")
+        number = layer % len(known)
+        if not isinstance(known[number], Attention):
+            whose = f"timm's {type(known[number]).__name__}"
+            raise UserError(f"layer {number} attends by {whose}, which keeps no map: convert it")
+        found.add(number)
+    return sorted(found)
+
+
+@torch.no_grad()
+def entries(model: nn.Module, images: Tensor, wanted: Sequence[int]) -> Iterator[Entry]:
+    """What enters the attentions of the layers `wanted`, in their order; those after the last are not run."""
+    with _evaluating(model):
+        run = _walked if is_host(model) else _caught
+        for number, attention, x, context in run(model, images, wanted):
+            # A map is asked for, and nothing for a next layer.
+            yield Entry(number, attention, x, context.only(attention.reads).replace(wants=frozenset()))
+
+
+def entry(model: nn.Module, images: Tensor, layer: int) -> Entry:
+    """What enters the attention of one layer."""
+    return next(entries(model, images, numbers(model, layer)))
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = {module for module in model.modules() if module.training}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _walked(host: Any, images: Tensor, wanted: Collection[int]) -> Iterator[Entry]:
+    """Through the layers of one of our hosts, each up to the norm before its attention."""
+    stages, first = {}, 0
+    for stage in host.stages if isinstance(host, Pyramid) else ():
+        stages[first] = stage
+        first += len(stage.blocks)
+    for number, x, context in host.walk(*host.embed(images), stop=max(wanted) + 1):
+        if number in wanted:
+            if number in stages:
+                x, context = stages[number].enter(x, context)
+            block = host.blocks[number]
+            if block.reducer is not None and block.reducer.first:
+                x, context = block.reducer(x, context)
+            yield Entry(number, block.attn, block.norm1(x), context)
+        if number == max(wanted):
+            return
+
+
+class _Enough(Exception):
+    """There is no need to go on."""
+
+
+def _caught(model: nn.Module, images: Tensor, wanted: Collection[int]) -> Iterator[Entry]:
+    """timm's own models run themselves: let this one run until the last attention asked for is called."""
+    given: list[Entry] = []
+    known = layers(model)
+
+    def catch(number: int) -> Any:
+        def caught(module: Any, arguments: tuple[Tensor, Context]) -> None:
+            given.append(Entry(number, module, *arguments))
+            if number == max(wanted):
+                raise _Enough
+
+        return caught
+
+    hooks = [known[number].register_forward_pre_hook(catch(number)) for number in wanted]
+    try:
+        model(images)
+    except _Enough:
+        pass
+    finally:
+        for hook in hooks:
+            hook.remove()
+    yield from given

@@ -1,0 +1,105 @@
+"""Figures of what a patch looks at, for any attention."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import UserError
+from ..maps import Entry, entry, maps, on_grid, patches_under, rollout
+from . import panels
+from .scene import Scene
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def draw_maps(scene: Scene) -> Figure:
+    """what the patch looks at, layer by layer and head by head"""
+    found = scene.maps()
+    count = found[0].weights.shape[1]
+    figure, axes = panels.sheet(len(found), 1 + count, f"{scene.name}: what the patch looks at")
+    for row, one in zip(axes, found, strict=True):
+        panels.picture(row[0], scene, one.grid)
+        for head, values in enumerate(one.on_grid()[0, :, 0]):
+            panels.heat(row[1 + head], scene, values)
+            panels.mark(row[1 + head], scene, one.grid)
+    numbers = scene.heads or range(count)
+    panels.heads_of(axes, ["query", *(f"head {head}" for head in numbers)], [f"layer {one.layer}" for one in found])
+    return figure
+
+
+def draw_sparse(scene: Scene) -> Figure:
+    """query patch, keys it sees closely, its map, full attention's map (Sparsifiner's figure 3)
+
+    Heads are averaged, unless some are asked for: then each has a row.
+    """
+    rows = []
+    for ours, full in zip(scene.maps(), scene.maps(dense=True), strict=True):
+        seen = closely(scene, entry(scene.model, scene.image, ours.layer)).float()
+        mask = on_grid(seen[None], ours.grid)[0]
+        sparse, dense = (one.on_grid()[0, :, 0] for one in (ours, full))
+        for i, head in enumerate(scene.heads or ()):
+            rows.append((f"layer {ours.layer}, head {head}", ours.grid, mask[head], sparse[i], dense[i]))
+        if scene.heads is None:
+            rows.append((f"layer {ours.layer}", ours.grid, mask.mean(0), sparse.mean(0), dense.mean(0)))
+    figure, axes = panels.sheet(len(rows), 4, f"{scene.name} beside full attention")
+    for row, (_, grid, mask, sparse, dense) in zip(axes, rows, strict=True):
+        panels.picture(row[0], scene, grid)
+        panels.heat(row[1], scene, mask, most=1, over=False)
+        panels.heat(row[2], scene, sparse)
+        panels.heat(row[3], scene, dense)
+    panels.heads_of(axes, ["query", "seen closely", scene.attention_text, "full"], [name for name, *_ in rows])
+    return figure
+
+
+def closely(scene: Scene, given: Entry) -> Tensor:
+    """Which tokens the patch asked for sees as they are, head by head: bool [H, N]."""
+    (query,) = patches_under(scene.query, given.context.grid, scene.image)
+    with torch.no_grad():
+        return given.attention.sees(given.x, given.context, query)[0]
+
+
+def draw_rollout(scene: Scene) -> Figure:
+    """attention rollout: where the class token's answer comes from, through all layers"""
+    whose = "class token" if scene.dense.num_prefix_tokens else "mean token"
+    figure, axes = panels.sheet(1, 3, f"{scene.name}: rollout of the {whose}", cell=2.4)
+    panels.picture(axes[0, 0], scene)
+    for panel, model in zip(axes[0, 1:], (scene.model, scene.dense), strict=True):
+        mixed = rollout(model, scene.image)
+        row = mixed[:, :1] if scene.dense.num_prefix_tokens else mixed.mean(1, keepdim=True)
+        first = entry(model, scene.image, 0).context.grid
+        panels.heat(panel, scene, on_grid(row, first)[0, 0])
+    panels.heads_of(axes, ["picture", "this model", "full attention"], [""])
+    return figure
+
+
+def draw_saturation(scene: Scene) -> Figure:
+    """how alike the maps of the layers are, and how much of each stays on the diagonal (LaViT's observation)"""
+    from .figures import new_figure
+
+    alike, diagonal = saturation(scene)
+    figure = new_figure(9, 3.8)
+    left, right = figure.subplots(1, 2)
+    shown = left.imshow(alike.numpy(), cmap=panels.HEAT, vmin=0, vmax=1)
+    figure.colorbar(shown, ax=left, label="cosine of their maps")
+    left.set(xlabel="layer", ylabel="layer", title="how alike layers look")
+    right.plot(diagonal.numpy(), "o-", color="#0072b2")
+    right.axhline(1, color="grey", linestyle=":", label="as much as anywhere")
+    right.set(xlabel="layer", ylabel="attention to oneself, in means of a row", title="diagonality", ylim=(0, None))
+    right.legend(fontsize=8)
+    figure.suptitle(scene.name, fontsize=10)
+    return figure
+
+
+def saturation(scene: Scene) -> tuple[Tensor, Tensor]:
+    """Cosine of the maps of every two layers, averaged over heads, [L, L]; and N · mean A_ii of each layer [L]."""
+    found = [one.weights[0].flatten(1) for one in maps(scene.model, scene.image)]
+    if len({one.shape for one in found}) > 1:
+        raise UserError("saturation compares layers on one grid with as many heads; those of this model differ")
+    stack = torch.nn.functional.normalize(torch.stack(found), dim=-1)
+    tokens = round(found[0].shape[1] ** 0.5)
+    diagonal = torch.stack(found).unflatten(-1, (tokens, tokens)).diagonal(dim1=-2, dim2=-1).mean((1, 2))
+    return torch.einsum("lhn,mhn->lmh", stack, stack).mean(-1), tokens * diagonal

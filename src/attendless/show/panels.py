@@ -1,0 +1,71 @@
+"""What figures of a scene are put together from: a sheet of panels, the picture, a map laid over it, the patch asked
+for. Colours can be told apart by everybody: from dark blue, little, to yellow, much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from ..attention import Grid
+from .figures import new_figure
+from .scene import Scene
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEAT, MARK = "cividis", "#d55e00"
+
+
+def sheet(rows: int, columns: int, title: str = "", cell: float = 1.7) -> tuple[Figure, Any]:
+    """A figure and its panels [rows, columns], without axes."""
+    figure = new_figure(max(3.2, cell * columns + 0.6), cell * rows + (0.9 if title else 0.4))
+    panels = figure.subplots(rows, columns, squeeze=False)
+    for axes in panels.flat:
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_visible(False)
+    if title:
+        figure.suptitle(title, fontsize=10)
+    return figure, panels
+
+
+def heads_of(panels: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
+    """Titles above the columns and beside the rows."""
+    for axes, text in zip(panels[0], columns, strict=True):
+        axes.set_title(text, fontsize=8)
+    for axes, text in zip(panels[:, 0], rows, strict=True):
+        axes.set_ylabel(text, fontsize=8)
+
+
+def picture(axes: Any, scene: Scene, grid: Grid | None = None) -> None:
+    """The picture, and on `grid` the patch asked for."""
+    axes.imshow(scene.view, extent=_extent(scene), interpolation="nearest")
+    if grid is not None:
+        mark(axes, scene, grid)
+
+
+def mark(axes: Any, scene: Scene, grid: Grid) -> None:
+    from matplotlib.patches import Rectangle
+
+    (row, column), (height, width) = scene.place(grid), scene.image.shape[-2:]
+    tall, wide = height / grid.height, width / grid.width
+    axes.add_patch(Rectangle((column * wide, row * tall), wide, tall, fill=False, edgecolor=MARK, linewidth=1.4))
+
+
+def heat(axes: Any, scene: Scene, values: Tensor | np.ndarray, *, most: float | None = None, over: bool = True) -> Any:
+    """A map [rows, columns], from nothing to its most, over the greyed picture or alone."""
+    extent = _extent(scene)
+    if over:
+        axes.imshow(scene.view.mean(-1), cmap="gray", vmin=0, vmax=1, extent=extent)
+    values = np.asarray(values, dtype=np.float32)
+    top = float(values.max(initial=0.0)) if most is None else most
+    return axes.imshow(
+        values, cmap=HEAT, vmin=0, vmax=top or 1.0, extent=extent, interpolation="nearest", alpha=0.72 if over else 1.0
+    )
+
+
+def _extent(scene: Scene) -> tuple[float, float, float, float]:
+    height, width = scene.image.shape[-2:]
+    return 0, width, height, 0

@@ -1,0 +1,136 @@
+"""A picture as a model sees it, and what of it is to be shown: what every figure of `attendless show` is drawn from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ..attention import Grid
+from ..convert import convert
+from ..errors import UserError
+from ..maps import Map, maps, numbers, seen_by_us
+from ..measure.accuracy import preprocessing
+from ..measure.subject import attention_of
+
+Pixel = tuple[float, float]
+#: Larger pictures are made smaller before it is found out where their pixels go.
+_PROBE = 2_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Scene:
+    """`image` [1, 3, h, w] enters the `model`; `view` [h, w, 3] is the same for eyes, 0 to 1. `dense` is the model
+    with full attention and every token. `query` is a pixel of the view, `layers` and `heads` what is to be shown."""
+
+    model: Any
+    dense: Any
+    image: Tensor
+    view: np.ndarray
+    query: Pixel
+    layers: tuple[int, ...]
+    heads: tuple[int, ...] | None
+
+    def maps(self, *, dense: bool = False, layers: Sequence[int] | None = None) -> list[Map]:
+        """What the patch asked for looks at, in the layers asked for."""
+        return maps(self.dense if dense else self.model, self.image, layers or self.layers, self.heads, self.query)
+
+    def place(self, grid: Grid) -> tuple[int, int]:
+        """The row and column of the patch asked for."""
+        height, width = self.image.shape[-2:]
+        return int(self.query[1] * grid.height / height), int(self.query[0] * grid.width / width)
+
+    @property
+    def attention_text(self) -> str:
+        return attention_of(self.model)
+
+    @property
+    def tokens_text(self) -> str:
+        return str(getattr(self.model, "tokens", ""))
+
+    @property
+    def name(self) -> str:
+        """What is shown, in a word or two."""
+        return f"{self.attention_text} with {self.tokens_text}" if self.tokens_text else self.attention_text
+
+
+def scene(
+    model: Any,
+    picture: Image.Image,
+    *,
+    size: tuple[int, int],
+    crop_pct: float | None = None,
+    query: Pixel | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+) -> Scene:
+    """Let `model` look at `picture`; `query` is a pixel of the picture (the middle of the view, if none is given)."""
+    transform = preprocessing(model, size, crop_pct)
+    image = transform(picture)
+    seen = (size[1] / 2, size[0] / 2) if query is None else pixel_seen(query, picture.size, transform)
+    ours = seen_by_us(model).eval()
+    shown = spread(numbers(ours, None)) if layers is None else numbers(ours, layers)
+    return Scene(
+        ours,
+        convert(ours, "full", tokens="none"),
+        image[None],
+        _view(image, transform),
+        seen,
+        tuple(shown),
+        None if heads is None else tuple(heads),
+    )
+
+
+def spread(layers: Sequence[int], count: int = 4) -> list[int]:
+    """Up to `count` of the layers, from the first to the last."""
+    return sorted({layers[round(i * (len(layers) - 1) / max(1, count - 1))] for i in range(count)})
+
+
+def pixel_seen(pixel: Pixel, size: tuple[int, int], transform: Any) -> Pixel:
+    """Where a pixel (x, y) of a picture of `size` (width, height) is in what the transform makes of it.
+
+    The picture's coordinates go through the transform's own steps, so whatever those do is taken into account.
+    """
+    (x, y), (width, height) = pixel, size
+    if not (0 <= x < width and 0 <= y < height):
+        raise UserError(f"query {x:g},{y:g} is not in the picture: expected x,y below {width},{height}")
+    shrink = max(1.0, (width * height / _PROBE) ** 0.5)
+    small = (max(1, round(width / shrink)), max(1, round(height / shrink)))
+    rows, columns = np.mgrid[: small[1], : small[0]].astype(np.float32)
+    across = _geometry(transform, columns * (width / small[0]))
+    down = _geometry(transform, rows * (height / small[1]))
+    far = np.hypot(across - x, down - y)
+    row, column = np.unravel_index(int(far.argmin()), far.shape)
+    step = max(width / across.shape[1], height / across.shape[0])
+    if far[row, column] > 2 * step:
+        low, high = f"{across.min():.0f},{down.min():.0f}", f"{across.max():.0f},{down.max():.0f}"
+        raise UserError(f"query {x:g},{y:g} is cropped away: the model sees the picture from {low} to {high}")
+    return float(column), float(row)
+
+
+def _geometry(transform: Any, values: np.ndarray) -> np.ndarray:
+    """Values on the picture's pixels, moved as the transform moves pixels."""
+    found: Any = Image.fromarray(values, mode="F")
+    for step in transform.transforms:
+        moved = step(found)
+        if not isinstance(moved, Image.Image):
+            break
+        found = moved
+    return np.asarray(found)
+
+
+def _view(image: Tensor, transform: Any) -> np.ndarray:
+    """What enters the model [3, h, w], with its normalisation undone: [h, w, 3]."""
+    for step in transform.transforms:
+        if hasattr(step, "mean") and hasattr(step, "std"):
+            mean, std = (torch.as_tensor(value).reshape(-1, 1, 1) for value in (step.mean, step.std))
+            image = image * std + mean
+    return image.clamp(0, 1).permute(1, 2, 0).numpy()
+
+
+Draw = Callable[[Scene], Any]

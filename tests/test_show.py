@@ -1,0 +1,106 @@
+"""Pictures of what models look at: drawn, and drawn of the right thing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.models.vision_transformer import VisionTransformer
+
+from attendless import UserError, convert
+from attendless.measure.accuracy import preprocessing
+from attendless.show import looking
+from attendless.show.gallery import FIGURES
+from attendless.show.scene import Scene, pixel_seen, scene, spread
+from attendless_cli import show
+from attendless_cli.main import main
+
+pytest.importorskip("matplotlib")
+#: An attention that each figure is made for.
+OF = {"foveal": "foveal:keep=0.3,cell=2,tile=1", "tokens": "full"}
+
+
+def picture(width: int = 80, height: int = 60) -> Image.Image:
+    rows, columns = np.mgrid[:height, :width]
+    colours = np.stack([3 * columns % 256, 4 * rows % 256, (rows + columns) % 256], -1)
+    return Image.fromarray(colours.astype(np.uint8))
+
+
+def look(attention: str = "full", tokens: str = "none", **changes: object) -> Scene:
+    torch.manual_seed(0)
+    dense = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, num_classes=5).eval()
+    model = convert(dense, attention, tokens=tokens, below_breakeven="keep")
+    return scene(model, picture(), size=(32, 32), **changes)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_is_drawn(name: str, tmp_path: Path) -> None:
+    attention = OF.get(name, "sparsifiner:keep=0.5,rank=9" if name.startswith("sparsifiner") else "window:size=2")
+    figure = FIGURES[name](look(attention, "tome:r=4" if name == "tokens" else "none", layers=[0, 1]))
+    for axes in figure.axes:
+        assert axes.images or axes.lines or axes.collections, "no panel is left empty"
+    figure.savefig(tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").stat().st_size > 1000
+
+
+def test_the_command_line_knows_every_figure() -> None:
+    assert list(show.FIGURES) == list(FIGURES)
+
+
+def test_the_map_drawn_is_the_map_used() -> None:
+    seen = look("foveal:keep=0.3,cell=2,tile=1", query=(20, 50))
+    figure = looking.draw_maps(seen)
+    (one,) = [m for m in seen.maps() if m.layer == 1]
+    drawn = [axes.images[-1].get_array() for axes in figure.axes[4:6]]  # the second row, without its picture
+    np.testing.assert_allclose(drawn, one.on_grid()[0, :, 0].numpy(), atol=1e-6)
+
+
+def test_a_pixel_of_the_file_is_found_in_what_the_model_sees() -> None:
+    transform = preprocessing(look().dense, (32, 32), 1.0)
+    dot = np.zeros((60, 80, 3), dtype=np.uint8)
+    dot[33:36, 50:53] = 255
+    seen = transform(Image.fromarray(dot))[0]
+    row, column = divmod(int(seen.argmax()), 32)
+    x, y = pixel_seen((51, 34), (80, 60), transform)
+    assert abs(x - column) <= 1
+    assert abs(y - row) <= 1
+    with pytest.raises(UserError, match="query 2,34 is cropped away: the model sees the picture from"):
+        pixel_seen((2, 34), (80, 60), transform)
+    with pytest.raises(UserError, match="query 80,34 is not in the picture: expected x,y below 80,60"):
+        pixel_seen((80, 34), (80, 60), transform)
+
+
+def test_layers_are_spread_from_the_first_to_the_last() -> None:
+    assert spread(range(12)) == [0, 4, 7, 11]
+    assert spread(range(2)) == [0, 1]
+
+
+def test_figures_of_another_mechanism_are_refused() -> None:
+    for name in ("sparsifiner-6", "foveal"):
+        with pytest.raises(UserError, match="this figure is of"):
+            FIGURES[name](look("window:size=2"))
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture().save(tmp_path / "picture.png")
+    words = ["show", str(tmp_path / "picture.png"), "--model", "columnar_micro_patch4_32", "--layer", "0", "-1"]
+    out = tmp_path / "maps.pdf"
+    assert main([*words, "--query", "40,30", "--out", str(out), "--json", str(tmp_path / "maps.json")]) == 0
+    assert out.read_bytes().startswith(b"%PDF")
+    printed = capsys.readouterr()
+    assert "maps of full, layers 0, 2" in printed.out
+    assert "random weights" in printed.err
+    for wrong, message in {
+        ("--layer", "9"): "layer 9 does not exist",
+        ("--query", "400,3"): "query 400,3 is not in the picture",
+        ("--query", "4"): "expected X,Y in pixels",
+        ("--head", "7"): "head 7 does not exist",
+        ("--figure", "sparsifiner-7"): "this figure is of sparsifiner",
+    }.items():
+        with pytest.raises(SystemExit):
+            main([*words, *wrong, "--out", str(tmp_path / "no.png")])
+        assert message in capsys.readouterr().err
+        assert not (tmp_path / "no.png").exists()
