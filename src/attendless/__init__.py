@@ -2,7 +2,7 @@
 
 from .attention import Attention, Context, Grid, Options, attentions, create, option, register
 from .backbones import Columnar, Pyramid
-from .convert import convert, load, open_model, save
+from .convert import convert, load, open_model, patch, save, unpatch
 from .errors import UserError
 from .maps import maps
 from .measure.bench import bench
@@ -34,8 +34,10 @@ __all__ = [
     "maps",
     "open_model",
     "option",
+    "patch",
     "register",
     "register_executor",
     "save",
     "tune",
+    "unpatch",
 ]

@@ -1,8 +1,9 @@
 """A pretrained model → the same model attending less."""
 
 from .files import load, save
+from .patch import patch, unpatch
 from .rebuild import convert, convert_with_report
 from .report import Report
 from .source import open_model
 
-__all__ = ["Report", "convert", "convert_with_report", "load", "open_model", "save"]
+__all__ = ["Report", "convert", "convert_with_report", "load", "open_model", "patch", "save", "unpatch"]

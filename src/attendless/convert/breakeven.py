@@ -41,18 +41,19 @@ def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> 
 
 
 def pays_from(
-    attention: Attention, grid: Grid, size: tuple[int, int], current: Callable[[Grid], Macs] | None = None
+    attention: Attention, grid: Grid, size: tuple[int, int], current: Callable[[Grid], Macs | None]
 ) -> int | None:
     """The smallest square size up to `LARGEST`, in whole patches, from which `attention` pays; None if there is none.
 
-    `grid` is the layer's at the model's `size`; it grows as the image does. `current` counts what is to be beaten.
+    `grid` is the layer's at the model's `size`; it grows as the image does. `current` counts what is to be beaten
+    (None: full attention).
     """
     patch = -(-size[0] // grid.height)
     for cells in range(1, LARGEST // patch + 1):
         square = Grid(cells, cells, grid.prefix)
         if cells * patch <= min(size) or attention.refuses(square) is not None:
             continue
-        if breakeven(attention, square, current(square) if current else None).keep:
+        if breakeven(attention, square, current(square)).keep:
             return cells * patch
     return None
 

@@ -20,7 +20,7 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.xcit import Xcit
 from torch import Tensor, nn
 
-from ..attention import Attention, Context, Grid, Macs, Spec, create
+from ..attention import Attention, Context, Grid, Macs, Spec, create, parse
 from ..backbones.block import frozen_alike, take_weights
 from ..backbones.cost import weight_macs
 from ..errors import UserError
@@ -191,8 +191,20 @@ class FamilySlot:
                     found[f"qkv.{end}"] = torch.cat([found.pop(f"q.{end}"), found.pop(f"kv.{end}")])
         return found
 
-    def cost_at(self, grid: Grid) -> Macs:
-        return _cost(self.block, grid, self.family)
+    stays = ""
+
+    def fallback(self) -> Attention | None:
+        return None if self.spec is None else self.make(parse("full"))
+
+    def rival(self, grid: Grid) -> Macs | None:
+        """The model's own attention, while it stands here: it is not full."""
+        return _cost(self.block, grid, self.family) if self.spec is None else None
+
+    def cost(self, attention: Attention) -> Macs:
+        return attention.macs(self.grid)
+
+    def fate(self, ours: Attention) -> tuple[set[str], set[str], set[str]]:
+        return fate(self.weights(), ours)
 
     def make(self, spec: Spec) -> Attention:
         attn: Any = self.attn
@@ -225,6 +237,13 @@ class FamilySlot:
             block.attn = attention
         else:
             self.model.get_submodule(parent)[int(index)] = self.family.block(block, attention)  # type: ignore[operator]
+
+
+def fate(weights: dict[str, Tensor], ours: Attention) -> tuple[set[str], set[str], set[str]]:
+    """Of the weights that stand somewhere and those of an attention in their place: copied, new, dropped."""
+    kept = {name for name, value in ours.state_dict().items() if name in weights and weights[name].shape == value.shape}
+    new = {name for name, _ in ours.named_parameters()} - kept
+    return kept, new, {name for name, value in weights.items() if isinstance(value, nn.Parameter) and name not in kept}
 
 
 def _slot(model: nn.Module, family: Family, name: str, grid: Grid) -> FamilySlot:

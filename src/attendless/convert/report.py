@@ -18,6 +18,8 @@ from .weights import check_finite
 
 #: Decisions that leave a layer as it was, because what was asked for does not pay there.
 LEFT_FULL, LEFT, NOT_CHOSEN = "left full", "left as it was", "not chosen"
+#: And one because nothing else can stand there.
+KEPT = "kept"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +103,8 @@ class Report:
     """A conversion: the model, its input size, every layer, and the weights outside the attentions (all copied).
 
     `pays_from` is the smallest square size at which one of the layers that were left as they were would be converted.
-    `random_weights`: nothing was ever loaded into the model.
+    `random_weights`: nothing was ever loaded into the model. `unserved`: paths of attentions that were found and cannot
+    be exchanged, and why.
     """
 
     model: str
@@ -112,6 +115,7 @@ class Report:
     pays_from: int | None = None
     random_weights: bool = False
     reduction: Reduction | None = None
+    unserved: tuple[tuple[str, str], ...] = ()
 
     @property
     def left(self) -> list[LayerReport]:
@@ -139,6 +143,7 @@ class Report:
             "left": len(self.left),
             "pays_from": self.pays_from,
             "random_weights": self.random_weights,
+            "unserved": [{"name": name, "reason": reason} for name, reason in self.unserved],
             "tokens_spec": self.reduction.tokens if self.reduction else None,
             "tokens": list(self.reduction.counts) if self.reduction else None,
             "layers": [layer.as_dict() for layer in self.layers],
@@ -158,6 +163,7 @@ class Report:
             lines.insert(1, str(self.reduction))
         if self.left and not done:
             lines.append(self._nothing())
+        lines += [f"not exchanged: {paths}: {reason}" for paths, reason in folded(self.unserved)]
         if self.random_weights:
             lines.append("the weights are random: nothing was loaded, so this model knows nothing")
         new = sum(len(layer.new) for layer in self.layers) + (len(self.reduction.new) if self.reduction else 0)
@@ -175,7 +181,9 @@ class Report:
 
     def _left(self) -> str:
         how = "full" if all(layer.decision == LEFT_FULL for layer in self.left) else "as they were"
-        return f", {len(self.left)} left {how} at {size_text(self.size)} px" if self.left else ""
+        left = f", {len(self.left)} left {how} at {size_text(self.size)} px" if self.left else ""
+        kept = [layer.reason for layer in self.layers if layer.decision == KEPT]
+        return left + (f", {len(kept)} kept ({kept[0]})" if kept else "")
 
     def _nothing(self) -> str:
         """Why nothing was converted, and where it would be worth while."""

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ..attention import Attention, Grid, Macs, Spec, expand, expand_stages
+from ..attention import Attention, Grid, Macs, Spec, expand, expand_stages, parse
 from ..backbones import is_host
 from ..backbones.block import create_like, frozen_alike
 from ..backbones.host import Place, check_order
-from . import families
+from . import families, inplace
 
 
 class Slot(Protocol):
@@ -46,8 +46,21 @@ class Slot(Protocol):
     def put(self, attention: Attention) -> None:
         """Let `attention` stand here from now on."""
 
-    def cost_at(self, grid: Grid) -> Macs:
-        """What the attention that stands here would cost on another grid."""
+    @property
+    def stays(self) -> str:
+        """Why nothing but what stands here can stand here; empty if something can."""
+
+    def fallback(self) -> Attention | None:
+        """What to put where nothing that attends less pays: full attention; None: what stands here now."""
+
+    def rival(self, grid: Grid) -> Macs | None:
+        """What attending less must beat here, on a grid; None: full attention."""
+
+    def cost(self, attention: Attention) -> Macs:
+        """What `attention` would cost here."""
+
+    def fate(self, ours: Attention) -> tuple[set[str], set[str], set[str]]:
+        """The names of weights that would be copied, new and dropped if `ours` were put here."""
 
 
 @dataclasses.dataclass
@@ -83,18 +96,31 @@ class HostSlot:
     def put(self, attention: Attention) -> None:
         self.block.attn = attention
 
-    def cost_at(self, grid: Grid) -> Macs:
-        return self.attn.macs(grid)
+    stays = ""
+
+    def fallback(self) -> Attention:
+        return self.make(parse("full"))
+
+    def rival(self, grid: Grid) -> None:
+        return None
+
+    def cost(self, attention: Attention) -> Macs:
+        return attention.macs(self.grid)
+
+    def fate(self, ours: Attention) -> tuple[set[str], set[str], set[str]]:
+        return families.fate(self.weights(), ours)
 
 
 def exchangeable(model: nn.Module) -> bool:
     """Whether the attentions of `model` can be exchanged as it stands."""
-    return is_host(model) or families.supports(model)
+    return is_host(model) or families.supports(model) or inplace.supports(model)
 
 
 def find_slots(model: Any) -> list[Slot]:
     """Every layer of an exchangeable model that attends."""
-    return list(families.slots(model)) if families.supports(model) else list(host_slots(model))
+    if families.supports(model):
+        return list(families.slots(model))
+    return list(inplace.slots(model) if inplace.supports(model) else host_slots(model))
 
 
 def host_slots(host: Any) -> list[HostSlot]:

@@ -1,0 +1,63 @@
+"""The attention classes that are known, each with the few lines by which it is adapted."""
+
+from __future__ import annotations
+
+from timm.layers import AttentionRope
+from timm.models.beit import Attention as BeitAttention
+from timm.models.eva import EvaAttention
+from timm.models.hieradet_sam2 import MultiScaleAttention
+from timm.models.vision_transformer import Attention as VitAttention
+from timm.models.vision_transformer_sam import Attention as SamAttention
+from timm.models.vision_transformer_sam import get_rel_pos
+from torch import Tensor, nn
+
+from ...attention import Grid
+from . import decomposed
+from .contract import Adapted, AdaptedMap, AdaptedTokens
+
+
+class Vit(AdaptedTokens, VitAttention):  # type: ignore[misc]
+    original = VitAttention
+
+
+class Rope(AdaptedTokens, AttentionRope):  # type: ignore[misc]
+    original = AttentionRope
+
+
+class Eva(AdaptedTokens, EvaAttention):  # type: ignore[misc]
+    original = EvaAttention
+
+
+class Hiera(AdaptedMap, MultiScaleAttention):  # type: ignore[misc]
+    original = MultiScaleAttention
+
+
+class Sam(AdaptedMap, SamAttention):  # type: ignore[misc]
+    """Its relative positions go to the core folded into q and k, and to full attention as they are."""
+
+    original = SamAttention
+    folds = True
+    #: Its own forward must not build the bias. (As with `fused_attn`, the instance keeps its own.)
+    use_rel_pos = property(lambda self: False)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        if not hasattr(self, "rel_pos_h"):
+            return super().attend(q, k, v, grid)
+        scale = self.core.scale
+        r, c = decomposed.biases(q, *self.tables(grid))
+        if self.core.name == "full":
+            return decomposed.full(q, k, v, r, c, scale=scale, dropout=self.core.dropout)
+        return super().attend(*decomposed.fold(q, k, r, c, scale), v, grid)
+
+    def tables(self, grid: Grid) -> tuple[Tensor, Tensor]:
+        sides = ((grid.height, self.rel_pos_h), (grid.width, self.rel_pos_w))
+        rows, columns = (get_rel_pos(side, side, table) for side, table in sides)
+        return rows, columns
+
+
+ADAPTED: dict[type[nn.Module], type[Adapted]] = {cls.original: cls for cls in (Vit, Rope, Eva, Hiera, Sam)}
+
+#: Attentions that are known, and why they cannot be adapted.
+REFUSED: dict[type[nn.Module], str] = {
+    BeitAttention: "its relative position bias is a number for every pair of tokens, which no core takes",
+}

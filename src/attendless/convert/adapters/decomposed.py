@@ -1,0 +1,68 @@
+"""Positions as SAM (and ViTDet) add them: a bias by row and one by column, both from the query.
+
+    out_i = Σ_j softmax_j(scale · q_i·k_j + r_i[row of j] + c_i[column of j]) v_j
+    r_i = q_i·Rʳ[row of i − row of j]        c_i = q_i·Rᶜ[column of i − column of j]
+
+timm builds the bias whole, [B · heads, N, N]: 805 MB for one layer of ViT-B at 1,024 px. Here it is never there.
+
+    fold   exactly, into wider queries and keys: q' = [q, r / scale, c / scale], k' = [k, one-hot row, one-hot column],
+           so that scale · q'·k' is the whole score, and any attention that takes q, k and v takes these
+    full   full attention. For gradients, in a graph and on a GPU by PyTorch's fused kernel on the folded ones; else by
+           a few queries at a time, whose scores and biases stay in the cache. (On the CPU the fused kernel wants one
+           width for q, k and v, so that v must be padded to that of q': twice as slow as a few at a time.)
+
+Shapes: B batch · H heads · N = rows × columns tokens · D head width · q, k, v [B, H, N, D].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+#: How many scores are at hand at once: about a megabyte of them, which a core's cache holds.
+_AT_ONCE = 2**18
+
+
+def biases(q: Tensor, along_rows: Tensor, along_columns: Tensor) -> tuple[Tensor, Tensor]:
+    """q and tables [rows, rows, D], [columns, columns, D] by place of query and key → r [B, H, N, rows],
+    c [B, H, N, columns]."""
+    on_grid = q.unflatten(2, (len(along_rows), len(along_columns)))
+    r = on_grid @ along_rows.transpose(1, 2)
+    c = (on_grid.transpose(2, 3) @ along_columns.transpose(1, 2)).transpose(2, 3)
+    return r.flatten(2, 3), c.flatten(2, 3)
+
+
+def fold(q: Tensor, k: Tensor, r: Tensor, c: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """q', k' [B, H, N, D + rows + columns]."""
+    rows, columns = r.shape[-1], c.shape[-1]
+    row = torch.eye(rows, device=k.device, dtype=k.dtype).repeat_interleave(columns, dim=0)
+    column = torch.eye(columns, device=k.device, dtype=k.dtype).repeat(rows, 1)
+    places = torch.cat([row, column], dim=1).expand(*k.shape[:3], -1)
+    return torch.cat([q, r / scale, c / scale], dim=-1), torch.cat([k, places], dim=-1)
+
+
+def full(q: Tensor, k: Tensor, v: Tensor, r: Tensor, c: Tensor, *, scale: float, dropout: float = 0.0) -> Tensor:
+    fused = torch.compiler.is_compiling() or q.device.type != "cpu" or dropout > 0
+    if fused or (torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v, r, c))):
+        wide_q, wide_k = fold(q, k, r, c, scale)
+        wide_v = F.pad(v, (0, wide_q.shape[-1] - v.shape[-1]))
+        out = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, dropout_p=dropout, scale=scale)
+        return out[..., : v.shape[-1]]
+    return _by_few(q, k, v, r, c, scale)
+
+
+def _by_few(q: Tensor, k: Tensor, v: Tensor, r: Tensor, c: Tensor, scale: float) -> Tensor:
+    """A few queries at a time, or a few heads, if all queries of one are few."""
+    N, rows, columns = q.shape[2], r.shape[-1], c.shape[-1]
+    heads, queries = max(1, _AT_ONCE // (N * N)), max(1, min(N, _AT_ONCE // N))
+    whole = q.new_empty(*q.shape[:3], v.shape[-1])
+    q, k, v, r, c, out = (t.flatten(0, 1) for t in (scale * q, k.transpose(2, 3), v, r, c, whole))
+    for h in range(0, len(q), heads):
+        for i in range(0, N, queries):
+            few = (slice(h, h + heads), slice(i, i + queries))
+            scores = (q[few] @ k[few[0]]).unflatten(2, (rows, columns))
+            scores += c[few][:, :, None, :]
+            scores += r[few][:, :, :, None]
+            out[few] = torch.softmax(scores.flatten(2), dim=-1) @ v[few[0]]
+    return whole

@@ -1,0 +1,152 @@
+"""Where in a model attentions stand that can be adapted, and on which grid each one's tokens stand.
+
+An attention in itself does not know: the model around it does, its *owner*. Owners that hand on rows of tokens are
+known by how they lay them out (their `_pos_embed`: prefix first, then the patches row by row), so that a subclass
+counts as long as it keeps to that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Callable, Iterator
+from math import ceil
+from typing import Any
+
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.eva import Eva
+from timm.models.hieradet_sam2 import HieraDet
+from timm.models.naflexvit import NaFlexVit
+from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer_sam import VisionTransformerSAM
+from torch import nn
+
+from ...attention import Grid
+from ...sizes import Size, input_size
+from .attentions import ADAPTED, REFUSED
+from .contract import Adapted
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """An attention of a model by its path, the grid it attends on, and how many such grids an image has (windows).
+
+    `stays` says why nothing but full attention can stand there, if that is so. `entering` and `leaving` count the
+    tokens before and after it, where windows are padded or queries pooled; 0: those of the grid.
+    """
+
+    path: str
+    grid: Grid
+    windows: int = 1
+    stays: str = ""
+    entering: int = 0
+    leaving: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Owner:
+    """A model (or part of one) that says where its tokens stand, at `path`."""
+
+    path: str
+    model: Any
+    places: tuple[Place, ...]
+
+
+def _rows(owner: Any, size: Size) -> Iterator[Place]:
+    """Tokens in a row, all layers on one grid."""
+    height, width = owner.patch_embed.dynamic_feat_size(size)
+    grid = Grid(height, width, owner.num_prefix_tokens)
+    for path, module in owner.named_modules():
+        if _original(module) in ADAPTED:
+            yield Place(path, grid)
+
+
+def _sam(owner: Any, size: Size) -> Iterator[Place]:
+    height, width = owner.patch_embed.dynamic_feat_size(size)
+    for i, block in enumerate(owner.blocks):
+        side = block.window_size
+        if side:
+            windows, why = ceil(height / side) * ceil(width / side), f"it attends in windows of {side}x{side} already"
+            yield Place(f"blocks.{i}.attn", Grid(side, side), windows, why, height * width, height * width)
+        else:
+            yield Place(f"blocks.{i}.attn", Grid(height, width))
+
+
+def _hiera(owner: Any, size: Size) -> Iterator[Place]:
+    embed = owner.patch_embed
+    stride = getattr(embed, "patch_size", None) or embed.proj.stride
+    height, width = ceil(size[0] / stride[0]), ceil(size[1] / stride[1])
+    for i, block in enumerate(owner.blocks):
+        rows, columns = block.window_size if block.is_windowed else (height, width)
+        windows = ceil(height / rows) * ceil(width / columns)
+        why = f"it attends in windows of {rows}x{columns} already" if block.is_windowed else ""
+        entering = height * width
+        if block.q_stride is not None:
+            why = why or "it pools its queries"
+            height, width = height // block.q_stride[0], width // block.q_stride[1]
+        yield Place(f"blocks.{i}.attn", Grid(rows, columns), windows, why, entering, height * width)
+
+
+def _newer(module: str, *names: str) -> tuple[type, ...]:
+    """Classes that only newer versions of timm have."""
+    try:
+        found = importlib.import_module(f"timm.models.{module}")
+    except ImportError:
+        return ()
+    return tuple(getattr(found, name) for name in names)
+
+
+#: Models that can be adapted as a whole, and by which names people know them.
+_IN_ROWS: tuple[Any, ...] = (Eva, *_newer("deepseek_vit", "DeepseekVitEncoder"))
+WHOLE = (*_IN_ROWS, VisionTransformerSAM, HieraDet)
+NAMES = ("timm's Eva (DINOv3, EVA-02, PE)", "SAM", "SAM 2's Hiera", "DeepSeek's ViT")
+_LAID_OUT = {cls._pos_embed for cls in (VisionTransformer, VisionTransformerDistilled, *_IN_ROWS)}
+_BY_CLASS: dict[type, Callable[[Any, Size], Iterator[Place]]] = {VisionTransformerSAM: _sam, HieraDet: _hiera}
+#: Owners that are known, and why their attentions cannot be adapted.
+_REFUSED_OWNERS: dict[type, str] = {NaFlexVit: "the images of a batch have a grid each"}
+
+
+def owners(model: nn.Module, size: Size | None = None) -> list[Owner]:
+    """Every owner in `model`, with its places for images of `size` (default: what each was made for)."""
+    found = []
+    for path, module in model.named_modules():
+        find = _finder(module)
+        if find is not None:
+            found.append(Owner(path, module, tuple(find(module, size or input_size(module)))))
+    return found
+
+
+def unserved(model: nn.Module, known: list[Owner]) -> list[tuple[str, str]]:
+    """Attentions that cannot be adapted: their paths, and why."""
+    served = {joined(owner.path, place.path) for owner in known for place in owner.places}
+    refused = {path: _REFUSED_OWNERS[type(m)] for path, m in model.named_modules() if type(m) in _REFUSED_OWNERS}
+    found = []
+    for path, module in model.named_modules():
+        if path not in served and (why := _why(module)):
+            around = [reason for owner, reason in refused.items() if not owner or path.startswith(f"{owner}.")]
+            found.append((path, around[0] if around else why))
+    return found
+
+
+def _why(module: nn.Module) -> str:
+    name = type(module).__name__
+    if type(module) in REFUSED:
+        return REFUSED[type(module)]
+    if _original(module) in ADAPTED:
+        return "nothing around it says where its tokens stand"
+    return f"{name} is not a class that is known here" if name.endswith("Attention") else ""
+
+
+def joined(*paths: str) -> str:
+    return ".".join(filter(None, paths))
+
+
+def _finder(module: Any) -> Callable[[Any, Size], Iterator[Place]] | None:
+    if type(module) in _BY_CLASS:
+        return _BY_CLASS[type(module)]
+    laid_out = getattr(type(module), "_pos_embed", None) in _LAID_OUT
+    return _rows if laid_out and hasattr(module.patch_embed, "dynamic_feat_size") else None
+
+
+def _original(module: nn.Module) -> type:
+    return module.original if isinstance(module, Adapted) else type(module)

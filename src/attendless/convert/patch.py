@@ -1,0 +1,73 @@
+"""Attending less in place: the model stays what it is, its attention modules are adapted where they stand.
+
+    report = attendless.patch(model, "foveal:keep=0.1")      # a detector, a depth model, anything with a ViT inside
+    attendless.unpatch(model)                                # bit for bit what it was
+
+Weights, their names and the model's own code stay; see `adapters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from timm.layers import to_2tuple
+from torch import nn
+
+from ..backbones import is_host
+from ..errors import UserError
+from ..sizes import input_size, model_name
+from ..tokens import parse_tokens
+from . import inplace
+from .adapters import adapted_modules
+from .adapters.places import owners, unserved
+from .exchange import BelowBreakeven, exchange
+from .report import Report
+from .slots import check_reads
+
+
+def patch(
+    model: nn.Module,
+    attention: str,
+    *,
+    tokens: str | None = None,
+    layers: str | Iterable[int] | None = None,
+    below_breakeven: BelowBreakeven = "full",
+    size: int | tuple[int, int] | None = None,
+) -> Report:
+    """Let the attentions inside `model` attend with `attention`, in place; what was found and done is the answer.
+
+    `attention`, `layers` and `below_breakeven` are as in `convert`. `size` is that of the images to come (default: what
+    the model was made for): by it is decided whether attending less pays, while a model that takes any size goes on
+    taking any. Patching again exchanges what was patched. `tokens` is for models that `convert` rebuilds, not for this.
+    """
+    if tokens is not None and parse_tokens(tokens) is not None:
+        raise UserError(
+            f"tokens={tokens!r}: {type(model).__name__} is patched in place and its own layers need every token. "
+            "Reducing tokens is for models that attendless.convert rebuilds"
+        )
+    if is_host(model):
+        raise UserError(
+            f"{type(model).__name__} is a model of attendless already: attendless.convert exchanges attentions"
+        )
+    wanted = None if size is None else to_2tuple(size)
+    known = owners(model, wanted)
+    slots: list[Any] = [*inplace.slots(model, wanted)]
+    others = unserved(model, known)
+    if not slots:
+        why = "; ".join(f"{name or type(model).__name__}: {reason}" for name, reason in others[:3])
+        raise UserError(f"nothing in {type(model).__name__} can be patched: {why or 'no attention of a known class'}")
+    seen = wanted or input_size(known[0].model)
+    rows, pays = exchange(slots, attention, layers, below_breakeven, seen)
+    check_reads(slots)
+    inside = sum(len(slot.weights()) for slot in slots)
+    return Report(
+        model_name(model), seen, tuple(rows), len(model.state_dict()) - inside, pays_from=pays, unserved=tuple(others)
+    )
+
+
+def unpatch(model: nn.Module) -> int:
+    """Give every attention that was patched back to itself; how many there were. Nothing else was ever changed."""
+    found = [module for _, module in adapted_modules(model)]
+    inplace.restore(model, found)
+    return len(found)
