@@ -193,6 +193,16 @@ class FamilySlot:
 
     stays = ""
 
+    def standing(self) -> Callable[[], None]:
+        parent, _, index = self.name.rpartition(".")
+        block, attn = self.block, self.attn
+
+        def back() -> None:
+            block.attn = attn
+            self.model.get_submodule(parent)[int(index)] = block  # type: ignore[operator]
+
+        return back
+
     def fallback(self) -> Attention | None:
         return None if self.spec is None else self.make(parse("full"))
 

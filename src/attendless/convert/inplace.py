@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,6 +62,9 @@ class AdaptedSlot:
         before, own = self.weights(), {f"core.{name}" for name, _ in ours.named_parameters()}
         gone = {name for name in before if name.startswith("core.")} - own
         return before.keys() - gone, own - before.keys(), gone
+
+    def standing(self) -> Callable[[], None]:
+        return partial(self.put, self.module.core) if isinstance(self.module, Adapted) else self.restore
 
     def rival(self, grid: Grid) -> Macs | None:
         return None  # full attention is what it has

@@ -9,8 +9,10 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from ..attention import Attention
 from ..errors import UserError
 from ..sizes import channels, image_config, size_text
+from . import inplace
 
 
 def resize(model: Any, size: tuple[int, int]) -> None:
@@ -23,6 +25,9 @@ def resize(model: Any, size: tuple[int, int]) -> None:
             _resample_same_count(model, before)
     # A model without a size of its own takes any; what evaluates it learns the size here.
     model.pretrained_cfg = {**image_config(model), "input_size": (channels(model), *size)}
+    for slot in inplace.slots(model) if inplace.supports(model) else ():
+        if isinstance(slot.attn, Attention):
+            slot.attn.resize(slot.grid)
 
 
 def _windows(model: Any) -> dict[str, Any]:

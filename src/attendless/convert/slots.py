@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -49,6 +51,9 @@ class Slot(Protocol):
     @property
     def stays(self) -> str:
         """Why nothing but what stands here can stand here; empty if something can."""
+
+    def standing(self) -> Callable[[], None]:
+        """A way back to what stands here now, whatever is put here in between."""
 
     def fallback(self) -> Attention | None:
         """What to put where nothing that attends less pays: full attention; None: what stands here now."""
@@ -97,6 +102,9 @@ class HostSlot:
         self.block.attn = attention
 
     stays = ""
+
+    def standing(self) -> Callable[[], None]:
+        return partial(self.put, self.attn)
 
     def fallback(self) -> Attention:
         return self.make(parse("full"))

@@ -5,15 +5,17 @@ Nothing is kept during a plain forward, so nothing is paid for what nobody asks 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ..attention import Attention, Context
+from ..attention import Attention, Context, Grid
 from ..backbones import Pyramid, is_host
+from ..convert.adapters import adapted_modules
 from ..convert.architecture import describes
 from ..convert.rebuild import host_copy
 from ..convert.slots import exchangeable, find_slots
@@ -110,24 +112,49 @@ class _Enough(Exception):
 
 
 def _caught(model: nn.Module, images: Tensor, wanted: Collection[int]) -> Iterator[Entry]:
-    """timm's own models run themselves: let this one run until the last attention asked for is called."""
+    """Other models run themselves: let this one run until the last attention asked for is called."""
     given: list[Entry] = []
     known = layers(model)
 
-    def catch(number: int) -> Any:
-        def caught(module: Any, arguments: tuple[Tensor, Context]) -> None:
-            given.append(Entry(number, module, *arguments))
-            if number == max(wanted):
-                raise _Enough
+    def note(found: Entry) -> None:
+        given.append(found)
+        if found.layer == max(wanted):
+            raise _Enough
 
-        return caught
-
-    hooks = [known[number].register_forward_pre_hook(catch(number)) for number in wanted]
-    try:
-        model(images)
-    except _Enough:
-        pass
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as stack:
+        holders = {module.core: module for _, module in adapted_modules(model)}
+        for number in wanted:
+            listen = _handed if known[number] in holders else _called
+            stack.enter_context(listen(number, holders.get(known[number], known[number]), note))
+        with suppress(_Enough):
+            model(images)
     yield from given
+
+
+@contextmanager
+def _called(number: int, attention: Any, note: Callable[[Entry], None]) -> Iterator[None]:
+    """Inside, `note` hears what an attention of ours is called with."""
+    hook = attention.register_forward_pre_hook(lambda module, given: note(Entry(number, module, *given)))
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _handed(number: int, holder: Any, note: Callable[[Entry], None]) -> Iterator[None]:
+    """Inside, `note` hears of the q, k and v that a module of somebody else's hands to its core: what projects is the
+    module, so the core that is noted has them instead of projections."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        core: Any = copy.copy(holder.core)
+        placed = (*holder.placed(q, k, grid), v)
+        core.project = lambda x: placed
+        note(Entry(number, core, v.transpose(1, 2).flatten(2), Context(grid)))
+        return type(holder).attend(holder, q, k, v, grid)
+
+    holder.attend = attend
+    try:
+        yield
+    finally:
+        del holder.attend

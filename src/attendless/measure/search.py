@@ -53,7 +53,7 @@ def tunable(slots: Sequence[Slot], spec: Spec) -> list[int]:
     found = []
     for i, (slot, after) in enumerate(zip(slots, [*slots[1:], None], strict=True)):
         needed = _reads(getattr(slot.block, "reducer", None)) | (_reads(after.attn) if after else frozenset())
-        if not _reads(slot.attn) and needed <= leaves:
+        if not slot.stays and not _reads(slot.attn) and needed <= leaves:
             found.append(i)
     if not found:
         raise UserError(f"no layer can be given {spec.name}: each reads another's scores, or is read by one")
@@ -131,39 +131,45 @@ def block_costs(
 ) -> Tensor:
     """[layers, 1 + specs]: milliseconds of a block as it is, and with each spec, for `budget` seconds in all; blocks of
     one kind are timed once."""
-    inputs = _inputs(slots[0].model, [slot.name for slot in slots], image)
     kinds = [(str(slot.grid), str(slot.spec), *(value.shape for value in slot.weights().values())) for slot in slots]
     timed: dict[Any, list[float]] = {}
     with progress("timing blocks", len(set(kinds))) as step:
-        for slot, kind, given in zip(slots, kinds, inputs, strict=True):
+        for slot, kind in zip(slots, kinds, strict=True):
             if kind in timed:
                 continue
             blocks = [slot.block]
             with _kept(slot):
                 for spec in specs:
                     slot.put(slot.make(spec))
-                    blocks.append(copy.copy(slot.block))
-                    blocks[-1]._modules = dict(blocks[-1]._modules)  # the next one is put into the same block
-            calls = {str(i): partial(block, *given) for i, block in enumerate(blocks)}
+                    blocks.append(_twin(slot.block, "attn"))  # the next one is put into the same block
+                args, kwargs = _inputs(slot.model, slot.name, image)
+            calls = {str(i): partial(block, *args, **kwargs) for i, block in enumerate(blocks)}
             raced = race(calls, budget=budget / len(set(kinds)))
             timed[kind] = [1e3 * raced.median(name) for name in calls]
             step(1)
     return torch.tensor([timed[kind] for kind in kinds])
 
 
-def _inputs(host: nn.Module, names: Sequence[str], image: Tensor) -> list[tuple[Any, ...]]:
-    """What enters each of the blocks named, for one image."""
-    found: dict[str, tuple[Any, ...]] = {}
-    hooks = [
-        host.get_submodule(name).register_forward_pre_hook(lambda _, given, name=name: found.update({name: given}))
-        for name in names
-    ]
+def _twin(module: nn.Module, *inside: str) -> nn.Module:
+    """A module with the same weights whose parts can be exchanged, and so can those of its part `inside`."""
+    twin = copy.copy(module)
+    twin._modules = dict(twin._modules)
+    for name in inside:
+        twin._modules[name] = _twin(twin._modules[name])  # type: ignore[arg-type]
+    return twin
+
+
+def _inputs(host: nn.Module, name: str, image: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What enters a block, for one image."""
+    found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    hook = host.get_submodule(name).register_forward_pre_hook(
+        lambda _, args, kwargs: found.append((args, kwargs)), with_kwargs=True
+    )
     try:
         host(image)
     finally:
-        for hook in hooks:
-            hook.remove()
-    return [found[name] for name in names]
+        hook.remove()
+    return found[0]
 
 
 @torch.inference_mode()
@@ -202,14 +208,11 @@ def _rest(host: Any, states: Sequence[Step] | None, start: int) -> Callable[[Ten
 @contextlib.contextmanager
 def _kept(slot: Slot) -> Iterator[None]:
     """Whatever is put into the slot inside, what stands there now stands there again afterwards."""
-    parent, _, index = slot.name.rpartition(".")
-    block = slot.block
-    attn = block.attn
+    back = slot.standing()
     try:
         yield
     finally:
-        block.attn = attn
-        slot.model.get_submodule(parent)[int(index)] = block  # type: ignore[operator]
+        back()
 
 
 def front(cost: Tensor, harm: Tensor, points: int) -> list[list[int]]:

@@ -40,14 +40,16 @@ class Sam(AdaptedMap, SamAttention):  # type: ignore[misc]
     #: Its own forward must not build the bias. (As with `fused_attn`, the instance keeps its own.)
     use_rel_pos = property(lambda self: False)
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+    def placed(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         if not hasattr(self, "rel_pos_h"):
+            return q, k
+        return decomposed.fold(q, k, *decomposed.biases(q, *self.tables(grid)), self.core.scale)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        if self.core.name != "full" or not hasattr(self, "rel_pos_h"):
             return super().attend(q, k, v, grid)
-        scale = self.core.scale
         r, c = decomposed.biases(q, *self.tables(grid))
-        if self.core.name == "full":
-            return decomposed.full(q, k, v, r, c, scale=scale, dropout=self.core.dropout)
-        return super().attend(*decomposed.fold(q, k, r, c, scale), v, grid)
+        return decomposed.full(q, k, v, r, c, scale=self.core.scale, dropout=self.core.dropout)
 
     def tables(self, grid: Grid) -> tuple[Tensor, Tensor]:
         sides = ((grid.height, self.rel_pos_h), (grid.width, self.rel_pos_w))

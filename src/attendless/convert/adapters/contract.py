@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...attention import Attention, Context, Grid, Spec
 from ...errors import UserError
-from .where import Where
+from .where import Where, number
 
 
 class _Handing(TorchFunctionMode):
@@ -49,10 +49,13 @@ class Adapted(nn.Module):
         """The grid on which the tokens x stand that the module is given."""
         raise NotImplementedError(f"{type(self).__name__} does not define stands")
 
+    def placed(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+        """q, k [B, H, N, D] as the module made them → as a core takes them: with all that positions add to scores."""
+        return q, k
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         """q, k, v [B, H, N, D] as the module made them → [B, H, N, D]."""
-        self.core.check(grid)
-        return self.core.attend(q, k, v, Context(grid))[0]
+        return self.core.attend(*self.placed(q, k, grid), v, Context(grid))[0]
 
     @property
     def spec(self) -> Spec:
@@ -72,6 +75,7 @@ class Adapted(nn.Module):
             **more: Any,
         ) -> Tensor:
             # Dropout is the core's too: it shares the module's `attn_drop`.
+            self.core.check(grid)
             self.check(q, k, grid, masked=attn_mask is not None or is_causal or any(more.values()))
             wanted = q.shape[-1] ** -0.5 if scale is None else scale
             q = q if wanted == self.core.scale else q * (wanted / self.core.scale)
@@ -116,7 +120,7 @@ class AdaptedMap(Adapted):
     """Of an attention that is given a map of tokens [B, H, W, C]."""
 
     def stands(self, x: Tensor) -> Grid:
-        return Grid(int(x.shape[1]), int(x.shape[2]))
+        return Grid(number(x.shape[1]), number(x.shape[2]))
 
 
 def put(module: Any, adapted: type[Adapted], core: Attention, where: Where | None = None) -> None:

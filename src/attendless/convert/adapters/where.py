@@ -17,6 +17,11 @@ from ...attention import Grid
 from ...errors import UserError
 
 
+def number(side: int) -> int:
+    """A side of a grid as a plain number, also where a compiler would leave it open: grids get a graph each."""
+    return len(range(side))
+
+
 class Where:
     """What `embed`, a patch embedding of timm's, was last given in this thread, as a grid with `prefix` tokens."""
 
@@ -28,7 +33,7 @@ class Where:
 
     def note(self, embed: Any, arguments: tuple[Tensor, ...]) -> None:
         height, width = embed.dynamic_feat_size(arguments[0].shape[-2:])
-        self._now.grid = grid = Grid(int(height), int(width), self.prefix)
+        self._now.grid = grid = Grid(number(height), number(width), self.prefix)
         if not torch.compiler.is_compiling():
             self._seen.setdefault(grid.tokens, set()).add(grid)
 

@@ -1,0 +1,162 @@
+"""How should keys that were rotated by their positions be blurred? Foveal attention against full, on real q, k and v.
+
+    python benchmarks/rotary.py --weights deit_tiny_patch16_224.safetensors --data DIR [--size 384 512] [--keep 0.1]
+                                [--content 0]      # q and k the same for every token: heads that see positions alone
+
+No rotary model is needed: q, k and v are DeiT-Tiny's, trained, on images; they are rotated by the positions of three
+kinds of model, and foveal attention on them is compared with full attention on them, in every layer.
+
+    none        as they are: what foveal attention does without rotations
+    integer     angle = position / 10000^(4j/D), positions 0, 1, 2, …                (PE, DeepSeek)
+    16 across   the same, positions scaled so that the grid is 16 wide, whatever it is       (EVA-02)
+    normalised  angle = 2π · position / 100^(4j/D), positions from -1 to 1 across the grid   (DINOv3)
+
+    rotated     a cell's key is the mean of its rotated keys: its score is then the mean of its tokens' scores
+    centred     the mean of the keys as they were, rotated by the middle of the cell: none of its length is lost
+
+Each entry: the mean cosine between what a patch gets from foveal and from full attention (all heads), and how much of a
+key's length is left after a blur (rotated alone).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from attendless.convert import convert, open_model
+from attendless.data.opening import open_data
+from attendless.measure.accuracy import preprocessing
+from attendless.sparse import foveal as definition
+from attendless.stamp import stamp, stamp_line
+
+POSITIONS = ("none", "integer", "16 across", "normalised")
+#: Side of the cells and of the coarse cells (0: none); the tile is auto's.
+LAYOUTS = ((2, 0), (2, 4), (4, 0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--size", type=int, nargs="+", default=[384, 512])
+    parser.add_argument("--keep", type=float, default=0.1)
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument(
+        "--content", type=float, default=1.0, help="how much of what tells tokens apart is left in q, k"
+    )
+    args = parser.parse_args()
+    print(stamp_line(stamp()))
+    for size in args.size:
+        side = size // 16
+        print(f"\n{size} px, {side}x{side} patches, keep {args.keep:g}, content {args.content:g}: cosine per patch")
+        print("| positions | " + " | ".join(f"cell {c}, coarse {o}: {w}" for c, o in LAYOUTS for w in KINDS) + " |")
+        print("|---" * (1 + len(LAYOUTS) * len(KINDS)) + "|")
+        layers = [
+            (*(t.mean(2, keepdim=True).lerp(t, args.content) for t in (q, k)), v)
+            for q, k, v in real(args.weights, args.data, size, args.images)
+        ]
+        for positions in POSITIONS:
+            cells = []
+            for cell, coarse in LAYOUTS:
+                layout = definition.layout(side, side, 1, keep=args.keep, cell=cell, coarse=coarse)
+                angle = angles(side, positions, layers[0][0].shape[-1])
+                found = {kind: [] for kind in KINDS}
+                lengths = []
+                for q, k, v in layers:
+                    rotated_q, rotated_k = rotate(q, angle), rotate(k, angle)
+                    exact = F.scaled_dot_product_attention(rotated_q, rotated_k, v)
+                    for kind in KINDS:
+                        ours = foveal(q, k, v, angle, layout, centred=kind == "centred")
+                        found[kind].append(cosine(ours, exact))
+                    block = definition.block_of(layout, cell)
+                    means = [definition.blur(t[:, :, 1:], block, layout.cells)[0] for t in (rotated_k, k)]
+                    lengths.append(float((means[0].norm(dim=-1) / means[1].norm(dim=-1)).mean()))
+                cells += [f"{sum(c) / len(c):.4f}" for c in found.values()]
+                cells[-len(KINDS)] += f" ({sum(lengths) / len(lengths):.2f})"
+            print(f"| {positions} | " + " | ".join(cells) + " |", flush=True)
+
+
+KINDS = ("rotated", "centred")
+
+
+@torch.inference_mode()
+def real(weights: str, data: str, size: int, count: int):
+    """q, k, v [B, H, N, D] of every layer."""
+    model = convert(open_model("deit_tiny_patch16_224", weights=weights, size=size), "full")
+    source, prepare = open_data(data), preprocessing(model, (size, size), 1.0)
+    images = torch.stack([prepare(source[i * len(source) // count][0]) for i in range(count)])
+    for step in model.walk(*model.embed(images)):
+        if step.number == len(model.blocks):  # what leaves the last
+            return
+        block = model.blocks[step.number]
+        yield block.attn.project(block.norm1(step.x))
+
+
+def angles(side: int, positions: str, width: int) -> Tensor:
+    """The angle of each patch for each pair of channels, [patches, D/2]: rows first, then columns."""
+    number = torch.arange(width // 4) / (width // 4)
+    place = torch.arange(side).float()
+    if positions == "normalised":
+        one = 2 * math.pi * ((place + 0.5) / side * 2 - 1)[:, None] / 100.0**number
+    else:
+        step = {"none": 0.0, "integer": 1.0, "16 across": 16 / side}[positions]
+        one = step * place[:, None] / 10000.0**number
+    rows, columns = one[:, None].expand(side, side, -1), one[None].expand(side, side, -1)
+    return torch.cat([rows, columns], dim=-1).flatten(0, 1)
+
+
+def rotate(x: Tensor, angle: Tensor) -> Tensor:
+    """x [B, H, P + n, D] by angle [n, D/2]; what stands in front is not rotated."""
+    prefix = x.shape[2] - len(angle)
+    a, b = x[:, :, prefix:].chunk(2, dim=-1)
+    turned = torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1)
+    return torch.cat([x[:, :, :prefix], turned], dim=2)
+
+
+def foveal(q: Tensor, k: Tensor, v: Tensor, angle: Tensor, layout: definition.Layout, *, centred: bool) -> Tensor:
+    """The attention of the patches, all pairs computed. Blurred keys are made as asked; the choice goes by them too."""
+    scale, sharp_q, sharp_k = q.shape[-1] ** -0.5, rotate(q, angle), rotate(k, angle)
+
+    def blurred(x: Tensor, size: int, count: int) -> Tensor:
+        block = definition.block_of(layout, size)
+        if not centred:
+            return definition.blur(rotate(x, angle)[:, :, 1:], block, count)[0]
+        middle = definition.blur(angle[None, None], block, count)[0][0, 0]
+        return rotate(definition.blur(x[:, :, 1:], block, count)[0], middle)
+
+    cells, tiles = layout.cells, layout.tiles
+    score = scale * blurred(q, layout.tile, tiles) @ blurred(k, layout.cell, cells).transpose(-2, -1)
+    score = score.masked_fill(definition.own_cells(layout), torch.inf)
+    chosen = score.argsort(dim=-1, descending=True)[..., : layout.budget]
+    sharp = torch.zeros_like(score, dtype=torch.bool).scatter(3, chosen, True)
+    sharp = sharp[:, :, definition.block_of(layout, layout.tile)[0]]  # by query
+    of_patch = definition.block_of(layout, layout.cell)[0]
+    seen = [(sharp_k[:, :, :1], v[:, :, :1], sharp.new_ones(*sharp.shape[:3], 1), torch.zeros(1))]
+    seen.append((sharp_k[:, :, 1:], v[:, :, 1:], sharp[..., of_patch], torch.zeros(layout.patches)))
+    levels = [(layout.cell, cells, ~sharp)]
+    if layout.coarse:
+        parent = definition.parent_of(layout)
+        touched = torch.zeros(*sharp.shape[:3], layout.coarse_cells).index_add(3, parent, sharp.float()) > 0
+        levels = [(layout.cell, cells, ~sharp & touched[..., parent]), (layout.coarse, layout.coarse_cells, ~touched)]
+    for size, count, visible in levels:
+        mean, log_count = definition.blur(v[:, :, 1:], definition.block_of(layout, size), count)
+        seen.append((blurred(k, size, count), mean, visible, log_count[0]))
+    keys, values, visible, bias = (
+        torch.cat(parts, dim=d) for parts, d in zip(zip(*seen, strict=True), (2, 2, 3, 0), strict=True)
+    )
+    mask = torch.where(visible, bias, -torch.inf)
+    return F.scaled_dot_product_attention(sharp_q[:, :, 1:], keys, values, attn_mask=mask, scale=scale)
+
+
+def cosine(ours: Tensor, exact: Tensor) -> float:
+    """Per patch, over the channels of all heads."""
+    a, b = (t.transpose(1, 2).flatten(2) for t in (ours, exact[:, :, 1:]))
+    return float(F.cosine_similarity(a, b, dim=-1).mean())
+
+
+if __name__ == "__main__":
+    main()
