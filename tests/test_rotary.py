@@ -128,6 +128,24 @@ def test_maps_are_those_of_the_rotated() -> None:
     torch.testing.assert_close(found.sum(-1), torch.ones(1, 3, 21))
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("vit_small_patch16_dinov3", 2 * torch.pi * 2 / 64),  # normalised, as on a grid of 64 × 64
+        ("vit_pe_core_tiny_patch16_384", 1.0),  # integer positions
+        ("eva02_tiny_patch14_336", 16 / 24),  # 16 across, whatever the grid
+        ("eva_giant_patch14_224", 0.0),
+    ],
+)
+def test_auto_knows_how_far_keys_turn(name: str, step: float) -> None:
+    model: Any = timm.create_model(name, depth=1, num_classes=0)
+    core: Any = find_slots(convert(model, "foveal", below_breakeven="keep"))[0].attn
+    assert core.turn == pytest.approx(step, abs=1e-3)
+    plain = attendless.create("foveal", 64, 1, grid=attendless.Grid(64, 64))
+    coarse = core.layout(attendless.Grid(64, 64)).coarse
+    assert coarse == (0 if step > 0.5 else plain.layout(plain.grid).coarse)
+
+
 @torch.no_grad()
 def test_compiles_into_one_graph() -> None:
     model = convert(build(DINOV3[0], {**SMALL, "depth": 1}), "foveal:keep=0.3", below_breakeven="keep", size=64)

@@ -34,6 +34,10 @@ class Options(options.Options):
     )
 
 
+#: Keys that turn further from patch to patch get no coarse cells from `auto`: those would average turns away.
+MOST_TURN = 0.5
+
+
 @register
 class Foveal(Attention):
     name = "foveal"
@@ -41,11 +45,16 @@ class Foveal(Attention):
     examples = ("foveal", "foveal:keep=0.1,tile=1", "foveal:keep=0.2,cell=2,tile=3,coarse=4", "foveal:keep=1")
     provides = frozenset({"class_attention", "keys"})
     executes_more = "plain PyTorch masks dense products"
+    #: How far rotary positions turn keys from one patch to the next, at most, in radians; 0 if there are none.
+    turn = 0.0
 
     def layout(self, grid: Grid) -> definition.Layout:
+        options = self.options
+        if self.turn > MOST_TURN and options.coarse == "auto":
+            options = dataclasses.replace(options, coarse=0)
         if torch.compiler.is_compiling():  # which does not trace what was kept
-            return definition.layout(grid.height, grid.width, grid.prefix, **dataclasses.asdict(self.options))
-        return _layout(grid.height, grid.width, grid.prefix, self.options)
+            return definition.layout(grid.height, grid.width, grid.prefix, **dataclasses.asdict(options))
+        return _layout(grid.height, grid.width, grid.prefix, options)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid, bias = context.grid, context.grid.key_bias(q.dtype)

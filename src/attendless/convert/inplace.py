@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..sizes import Size
 from ..sparse.full import macs as full_macs
 from .adapters import ADAPTED, Adapted, AdaptedTokens, Where, adapted_modules, put, take_out
-from .adapters.places import WHOLE, Owner, Place, joined, owners
+from .adapters.places import WHOLE, Owner, Place, joined, owners, turn
 
 
 def supports(model: nn.Module) -> bool:
@@ -95,6 +95,8 @@ class AdaptedSlot:
                 f"attention {spec} cannot stand in {self.name}: {type(self.owner).__name__} does not pass on the "
                 f"{', '.join(sorted(ours.reads))} it reads"
             )
+        if hasattr(ours, "turn"):
+            ours.turn = turn(self.owner)
         if isinstance(self.attn, Attention):
             take_weights(ours, self.attn.state_dict())
             frozen_alike(ours, self.attn)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from math import ceil
 from typing import Any
 
+import torch
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.eva import Eva
 from timm.models.hieradet_sam2 import HieraDet
@@ -114,6 +115,23 @@ def owners(model: nn.Module, size: Size | None = None) -> list[Owner]:
         if find is not None:
             found.append(Owner(path, module, tuple(find(module, size or input_size(module)))))
     return found
+
+
+def turn(owner: Any) -> float:
+    """How far an owner's rotary positions turn keys from one patch to the next, at most, in radians: on the grid of its
+    images, or, if it takes any, on one of 64 × 64."""
+    rope = getattr(owner, "rope", None)
+    if rope is None:
+        return 0.0
+    height, width = (64, 64) if getattr(rope, "feat_shape", None) is None else owner.patch_embed.grid_size
+    training = rope.training
+    table = rope.eval().get_embed(shape=(height, width)).detach().float()  # in training some move at random
+    rope.train(training)
+    sin, cos = table.unflatten(-2, (height, width)).chunk(2, dim=-1)
+    angle = torch.atan2(sin, cos)
+    steps = [angle.diff(dim=-3), angle.diff(dim=-2)]
+    # Angles are known up to whole turns; the shorter way round is meant.
+    return max(float(torch.atan2(s.sin(), s.cos()).abs().max()) for s in steps if s.numel())
 
 
 def unserved(model: nn.Module, known: list[Owner]) -> list[tuple[str, str]]:
