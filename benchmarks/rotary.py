@@ -2,6 +2,7 @@
 
     python benchmarks/rotary.py --weights deit_tiny_patch16_224.safetensors --data DIR [--size 384 512] [--keep 0.1]
                                 [--content 0]      # q and k the same for every token: heads that see positions alone
+                                [--features]       # instead: whole models, the features of the last layer
 
 No rotary model is needed: q, k and v are DeiT-Tiny's, trained, on images; they are rotated by the positions of three
 kinds of model, and foveal attention on them is compared with full attention on them, in every layer.
@@ -16,6 +17,10 @@ kinds of model, and foveal attention on them is compared with full attention on 
 
 Each entry: the mean cosine between what a patch gets from foveal and from full attention (all heads), and how much of a
 key's length is left after a blur (rotated alone).
+
+With `--features`: rotary models of timm with random weights beside DeiT-Tiny with its own, on the same images, the mean
+cosine per patch between the last layer's features with full and with foveal attention in every layer. Random weights
+attend to everything alike and are easily approximated: such a figure says that nothing is broken, and no more.
 """
 
 from __future__ import annotations
@@ -45,11 +50,15 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs="+", default=[384, 512])
     parser.add_argument("--keep", type=float, default=0.1)
     parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--features", action="store_true", help="whole models, the features of the last layer")
     parser.add_argument(
         "--content", type=float, default=1.0, help="how much of what tells tokens apart is left in q, k"
     )
     args = parser.parse_args()
     print(stamp_line(stamp()))
+    if args.features:
+        features(args)
+        return
     for size in args.size:
         side = size // 16
         print(f"\n{size} px, {side}x{side} patches, keep {args.keep:g}, content {args.content:g}: cosine per patch")
@@ -81,15 +90,41 @@ def main() -> None:
 
 
 KINDS = ("rotated", "centred")
+#: Rotary models, and how their positions are.
+ROTARY = {
+    "vit_small_patch16_dinov3": "normalised",
+    "eva02_tiny_patch14_224": "16 across",
+    "vit_pe_core_tiny_patch16_384": "integer",
+}
+
+
+@torch.inference_mode()
+def features(args: argparse.Namespace) -> None:
+    print("\n| model | weights | positions | size | cosine per patch |\n|---|---|---|---|---|")
+    for size in args.size:
+        for name in ("deit_tiny_patch16_224", *ROTARY):
+            weights = args.weights if name not in ROTARY else None
+            patch = 14 if "patch14" in name else 16
+            torch.manual_seed(0)
+            model = open_model(name, weights=weights, size=size // patch * patch).eval()
+            images = pictures(model, args.data, size // patch * patch, args.images)
+            ours = convert(model, f"foveal:keep={args.keep:g}", below_breakeven="keep")
+            a, b = (m.forward_features(images)[:, m.num_prefix_tokens :] for m in (model, ours))
+            found = float(F.cosine_similarity(a, b, dim=-1).mean())
+            whose, how = ("its own", "none") if weights else ("random", ROTARY[name])
+            print(f"| {name} | {whose} | {how} | {size // patch * patch} | {found:.4f} |", flush=True)
+
+
+def pictures(model: torch.nn.Module, data: str, size: int, count: int) -> Tensor:
+    source, prepare = open_data(data), preprocessing(model, (size, size), 1.0)
+    return torch.stack([prepare(source[i * len(source) // count][0]) for i in range(count)])
 
 
 @torch.inference_mode()
 def real(weights: str, data: str, size: int, count: int):
     """q, k, v [B, H, N, D] of every layer."""
     model = convert(open_model("deit_tiny_patch16_224", weights=weights, size=size), "full")
-    source, prepare = open_data(data), preprocessing(model, (size, size), 1.0)
-    images = torch.stack([prepare(source[i * len(source) // count][0]) for i in range(count)])
-    for step in model.walk(*model.embed(images)):
+    for step in model.walk(*model.embed(pictures(model, data, size, count))):
         if step.number == len(model.blocks):  # what leaves the last
             return
         block = model.blocks[step.number]

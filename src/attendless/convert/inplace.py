@@ -80,7 +80,7 @@ class AdaptedSlot:
         weight = next(self.module.parameters())
         heads = self.module.num_heads
         width = self.module.qkv.in_features if self.module.qkv is not None else self.module.q_proj.in_features
-        ours = create(
+        ours: Any = create(
             spec,
             width,
             heads,
