@@ -2,6 +2,7 @@
 
     python benchmarks/rotary.py --weights deit_tiny_patch16_224.safetensors --data DIR [--size 384 512] [--keep 0.1]
                                 [--content 0]      # q and k the same for every token: heads that see positions alone
+                                [--made-up]        # q and k of one frequency alone, sharp: the worst there can be
                                 [--features]       # instead: whole models, the features of the last layer
 
 No rotary model is needed: q, k and v are DeiT-Tiny's, trained, on images; they are rotated by the positions of three
@@ -45,11 +46,12 @@ LAYOUTS = ((2, 0), (2, 4), (4, 0))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--weights", required=True)
-    parser.add_argument("--data", required=True)
+    parser.add_argument("--weights")
+    parser.add_argument("--data")
     parser.add_argument("--size", type=int, nargs="+", default=[384, 512])
     parser.add_argument("--keep", type=float, default=0.1)
     parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--made-up", action="store_true", help="q and k of the highest frequency alone")
     parser.add_argument("--features", action="store_true", help="whole models, the features of the last layer")
     parser.add_argument(
         "--content", type=float, default=1.0, help="how much of what tells tokens apart is left in q, k"
@@ -64,10 +66,14 @@ def main() -> None:
         print(f"\n{size} px, {side}x{side} patches, keep {args.keep:g}, content {args.content:g}: cosine per patch")
         print("| positions | " + " | ".join(f"cell {c}, coarse {o}: {w}" for c, o in LAYOUTS for w in KINDS) + " |")
         print("|---" * (1 + len(LAYOUTS) * len(KINDS)) + "|")
-        layers = [
-            (*(t.mean(2, keepdim=True).lerp(t, args.content) for t in (q, k)), v)
-            for q, k, v in real(args.weights, args.data, size, args.images)
-        ]
+        layers = (
+            [made_up(side, sharp) for sharp in (2.0, 8.0)]
+            if args.made_up
+            else [
+                (*(t.mean(2, keepdim=True).lerp(t, args.content) for t in (q, k)), v)
+                for q, k, v in real(args.weights, args.data, size, args.images)
+            ]
+        )
         for positions in POSITIONS:
             cells = []
             for cell, coarse in LAYOUTS:
@@ -129,6 +135,18 @@ def real(weights: str, data: str, size: int, count: int):
             return
         block = model.blocks[step.number]
         yield block.attn.project(block.norm1(step.x))
+
+
+def made_up(side: int, sharp: float) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k and v of a head that tells nothing but places apart, by the frequency that turns furthest; scores go from
+    -sharp to sharp. Values are smooth with noise on them."""
+    draws, N = torch.Generator().manual_seed(0), side * side + 1
+    q = torch.zeros(1, 1, N, 64)
+    q[..., 0] = q[..., 16] = (sharp * 8 / 2) ** 0.5
+    smooth = F.interpolate(torch.randn(1, 64, 6, 6, generator=draws), size=(side, side), mode="bicubic")
+    v = 0.3 * torch.randn(1, 1, N, 64, generator=draws)
+    v[0, 0, 1:] += smooth[0].flatten(1).T
+    return q, q, v
 
 
 def angles(side: int, positions: str, width: int) -> Tensor:

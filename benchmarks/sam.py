@@ -10,9 +10,10 @@ the layer ran.
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -47,7 +48,7 @@ def main() -> None:
         layers, x = {name: layer(kind, name, args.size) for name in names}, tokens(kind, args.size)
         with torch.inference_mode():
             exact = layers["timm"](x)
-            raced = race({name: lambda one=one: one(x) for name, one in layers.items()}, budget=args.budget)
+            raced = race({name: partial(one, x) for name, one in layers.items()}, budget=args.budget)
             for name, one in layers.items():
                 again = [sys.executable, __file__, "--once", kind, name, "--size", str(args.size)]
                 used = subprocess.run(again, check=True, capture_output=True, text=True).stdout.split()[-1]
@@ -79,9 +80,16 @@ def memory(kind: str, attention: str, size: int) -> int:
     """Megabytes that one forward took at most."""
     one, x = layer(kind, attention, size), tokens(kind, size)
     one(x[:1, :14, :14])  # what libraries set up once
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew (Linux)
+    before = resident("VmRSS")
     one(x)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
+    return (resident("VmHWM") - before) // 1024
+
+
+def resident(key: str) -> int:
+    """What Linux says of this process's memory, in kilobytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(key))
 
 
 if __name__ == "__main__":

@@ -57,12 +57,13 @@ def _by_few(q: Tensor, k: Tensor, v: Tensor, r: Tensor, c: Tensor, scale: float)
     N, rows, columns = q.shape[2], r.shape[-1], c.shape[-1]
     heads, queries = max(1, _AT_ONCE // (N * N)), max(1, min(N, _AT_ONCE // N))
     whole = q.new_empty(*q.shape[:3], v.shape[-1])
-    q, k, v, r, c, out = (t.flatten(0, 1) for t in (scale * q, k.transpose(2, 3), v, r, c, whole))
+    q, k, v, r, c, out = (t.flatten(0, 1) for t in (scale * q, k.transpose(2, 3).contiguous(), v, r, c, whole))
     for h in range(0, len(q), heads):
         for i in range(0, N, queries):
             few = (slice(h, h + heads), slice(i, i + queries))
-            scores = (q[few] @ k[few[0]]).unflatten(2, (rows, columns))
-            scores += c[few][:, :, None, :]
-            scores += r[few][:, :, :, None]
-            out[few] = torch.softmax(scores.flatten(2), dim=-1) @ v[few[0]]
+            scores = q[few] @ k[few[0]]
+            on_grid = scores.unflatten(2, (rows, columns))
+            on_grid += c[few][:, :, None, :]
+            on_grid += r[few][:, :, :, None]
+            out[few] = torch.softmax(scores, dim=-1, out=scores) @ v[few[0]]
     return whole
