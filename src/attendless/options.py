@@ -195,6 +195,11 @@ def join_stages(stages: Sequence[Sequence[Spec]]) -> str:
     return min(by_stage, by_layer, key=len)
 
 
+def named(text: str, kinds: Mapping[str, type[Options]]) -> list[Spec]:
+    """Every spec that a text names, however many layers there may be."""
+    return list(dict.fromkeys(spec for _, cycle in _runs(text, kinds) for spec in cycle))
+
+
 def _runs(text: str, kinds: Mapping[str, type[Options]]) -> list[tuple[int | None, list[Spec]]]:
     """Each part's count, None where none is written, and the specs it goes through in turn."""
     runs = []

@@ -6,7 +6,7 @@ from ..options import Options, Spec, join, join_stages, option
 from ..plugins import import_package
 from ..sparse.executor import Choice
 from .contract import Attention
-from .registry import attentions, create, expand, expand_stages, parse, register
+from .registry import attention_class, attentions, create, expand, expand_stages, named, parse, register
 from .values import Context, Grid, Macs, cap
 
 import_package(sys.modules[__name__])
@@ -19,6 +19,7 @@ __all__ = [
     "Macs",
     "Options",
     "Spec",
+    "attention_class",
     "attentions",
     "cap",
     "create",
@@ -26,6 +27,7 @@ __all__ = [
     "expand_stages",
     "join",
     "join_stages",
+    "named",
     "option",
     "parse",
     "register",

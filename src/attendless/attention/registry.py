@@ -50,6 +50,11 @@ def expand(text: str, count: int, unit: str = "layers") -> list[Spec]:
     return specs.expand(text, count, kinds(), unit)
 
 
+def named(text: str) -> list[Spec]:
+    """Every spec that a text names, however many layers there may be."""
+    return specs.named(text, kinds())
+
+
 def expand_stages(text: str, depths: Sequence[int]) -> list[list[Spec]]:
     """The specs of each stage's layers, for a text such as `window+reduced/window+reduced/full/full`."""
     return specs.expand_stages(text, depths, kinds())

@@ -1,0 +1,235 @@
+"""Hugging Face's vision towers: which attentions stand in them, where their tokens stand, and what cannot be served.
+
+Every vision tower behind transformers' `AttentionInterface` hands over q, k and v and says nothing of the grid. What a
+family puts in front of its patches (class token, registers, queries) and behind them is written down here, by the name
+of its attention class, and held against the number of tokens at every call. `transformers` itself is not imported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+from ..attention import Grid
+from ..errors import UserError
+from .watch import Size, Watch
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """How many tokens stand in `front` of the patches (or which numbers may), and how many `behind`, by configuration.
+
+    `own`: the attention is given [B, height, width, C] and no other tokens, so that its input is watched.
+    """
+
+    front: Callable[[Any], tuple[int, ...]]
+    behind: Callable[[Any], int] = lambda config: 0
+    own: bool = False
+
+
+_BARE = Family(lambda config: (0,))
+_CLASS = Family(lambda config: (1,))
+_REGISTERS = Family(lambda config: (1 + config.num_register_tokens,))
+#: The last layers also see the queries, in front of all others.
+_QUERIES = Family(lambda config: tuple(1 + config.num_register_tokens + n for n in (0, config.num_queries)))
+_OWN = Family(lambda config: (0,), own=True)
+
+FAMILIES: dict[str, Family] = {
+    **dict.fromkeys(("Aimv2Attention", "IJepaAttention", "JanusVisionAttention", "Ovis2VisionAttention"), _BARE),
+    **dict.fromkeys(("SiglipAttention", "VitPoseBackboneSelfAttention", "VJEPA2RopeAttention"), _BARE),
+    **dict.fromkeys(("VideoMAESelfAttention", "Idefics2VisionAttention", "Idefics3VisionAttention"), _BARE),
+    **dict.fromkeys(("SmolVLMVisionAttention", "Siglip2Attention"), _BARE),
+    **dict.fromkeys(("ViTAttention", "ViTMSNAttention", "Dinov2Attention", "DPTSelfAttention"), _CLASS),
+    **dict.fromkeys(("CLIPAttention", "MetaClip2Attention", "AltCLIPAttention", "ChineseCLIPVisionAttention"), _CLASS),
+    **dict.fromkeys(("CLIPSegAttention", "OwlViTAttention", "Owlv2Attention", "GitVisionAttention"), _CLASS),
+    **dict.fromkeys(("Blip2Attention", "InstructBlipAttention", "Kosmos2VisionAttention"), _CLASS),
+    **dict.fromkeys(("MLCDAttention", "InternVLVisionAttention", "VivitAttention"), _CLASS),
+    **dict.fromkeys(("Dinov2WithRegistersAttention", "DINOv3ViTAttention", "Sapiens2Attention"), _REGISTERS),
+    **dict.fromkeys(("Tipsv2VisionAttention",), _REGISTERS),
+    **dict.fromkeys(("EomtAttention", "EomtDinov3Attention", "VideomtAttention"), _QUERIES),
+    **dict.fromkeys(("Sam2MultiScaleAttention", "Sam3ViTRoPEAttention"), _OWN),
+    "DeiTAttention": Family(lambda config: (2,)),
+    "PixioAttention": Family(lambda config: (config.n_cls_tokens,)),
+    "YolosSelfAttention": Family(lambda config: (1,), lambda config: config.num_detection_tokens),
+}
+
+#: What cuts images into patches other than by a convolution: given patches, and `spatial_shapes`.
+SHAPED = ("Siglip2VisionEmbeddings",)
+
+_BIAS = "its relative position bias is a mask"
+_PACKED = "it packs the patches of images of different sizes into one row"
+_ORDER = "its tokens are ordered window by window, not row by row"
+_CLOSED = "it is not behind transformers' AttentionInterface"
+#: Vision attentions that are known and cannot be served, and why.
+REFUSED: dict[str, str] = {
+    "ViTMAEAttention": "its encoder sees a random part of the patches, shuffled",
+    **dict.fromkeys(("BeitAttention", "Data2VecVisionAttention"), _BIAS),
+    **dict.fromkeys(("RfDetrDinov2Attention", "LwDetrViTAttention"), _ORDER),
+    **dict.fromkeys(("PixtralAttention", "VisionAttention", "Qwen2_5_VLVisionAttention"), _PACKED),
+    **dict.fromkeys(("Qwen3VLVisionAttention", "Glm4vVisionAttention", "RadioAttention"), _PACKED),
+    "SwinAttention": "it attends in windows already",
+    "SamVisionAttention": f"{_CLOSED}, and {_BIAS}",
+    "SamVisionSdpaAttention": f"{_CLOSED}, and {_BIAS}",
+    **dict.fromkeys(("VitDetAttention", "HieraMaskUnitAttention", "LevitAttention"), _CLOSED),
+}
+
+
+@dataclasses.dataclass
+class Place:
+    """An attention of a vision tower: its name and module, its family, where its patches are made, which layer it is.
+
+    `layer` is the block around it, `grid` the one it has at the model's own size.
+    """
+
+    name: str
+    module: Any
+    family: Family
+    embedding: nn.Module
+    layer: nn.Module
+    grid: Grid
+    index: int = 0
+    of: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The attentions of a model: those that can be served, and, by name, why others cannot."""
+
+    places: tuple[Place, ...]
+    left: dict[str, str]
+
+
+def is_transformers(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("transformers.")
+
+
+def find(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
+    """Every attention of transformers' inside `model`; grids are for images of `size`, or the configuration's."""
+    modules = dict(model.named_modules())
+    attentions = {name: module for name, module in modules.items() if _attends(module)}
+    known = {name: module for name, module in attentions.items() if type(module).__name__ in FAMILIES}
+    towers = _towers(modules, known)
+    places, left = [], {}
+    for name, module in attentions.items():
+        kind = type(module).__name__
+        if reason := _why_not(kind, name, module, modules, towers):
+            left[name] = f"{kind}: {reason}"
+            continue
+        family, layer = FAMILIES[kind], modules[_layer(name)]
+        embedding = module if family.own else modules[towers[name][0]]
+        size_here = _own_size(module, size) if family.own else _size(embedding, module.config, size)
+        places.append(Place(name, module, family, embedding, layer, _grid(size_here, max(family.front(module.config)))))
+    for _, tower in itertools.groupby(places, key=lambda place: id(place.module.config)):
+        for index, place in enumerate(members := list(tower)):
+            place.index, place.of = index, len(members)
+    return Found(tuple(places), left)
+
+
+def grid_of(watch: Watch, family: Family, config: Any, tokens: int) -> Grid:
+    """The grid that so many tokens stand on now, those behind the patches counted among the prefix."""
+    behind, front = family.behind(config), family.front(config)
+    size = watch.size(tuple(tokens - behind - count for count in front))
+    return _grid(size, tokens - size[0] * size[1] * size[2])
+
+
+def _grid(size: Size, prefix: int) -> Grid:
+    if size[0] > 1:
+        raise UserError("a grid of several frames cannot be served")
+    return Grid(size[1], size[2], prefix)
+
+
+def _attends(module: nn.Module) -> bool:
+    """Whether this is the innermost module called an attention."""
+    named = [m for m in module.modules() if "Attention" in type(m).__name__ and is_transformers(m)]
+    return len(named) == 1 and named[0] is module and not type(module).__name__.endswith("Output")
+
+
+def _towers(modules: dict[str, nn.Module], known: dict[str, Any]) -> dict[str, list[str]]:
+    """For each attention in a vision tower, what could make its patches.
+
+    A tower is the smallest part of the model that holds such a module and attentions too.
+    """
+    found: dict[str, list[str]] = {}
+    for name, module in modules.items():
+        if not (_cuts(module) or type(module).__name__ in SHAPED):
+            continue
+        inside = next((here for part in _parts(name) if (here := [n for n in known if _in(n, part)])), [])
+        for attention in inside:
+            channels = getattr(known[attention].config, "num_channels", 3)
+            if getattr(module, "in_channels", channels) == channels:
+                found.setdefault(attention, []).append(name)
+    return found
+
+
+def _cuts(module: nn.Module) -> bool:
+    """Whether this may be what cuts images into patches."""
+    conv = isinstance(module, nn.Conv2d | nn.Conv3d)
+    return conv and tuple(module.kernel_size) == tuple(module.stride) and max(module.stride) > 1
+
+
+def _why_not(
+    kind: str, name: str, module: Any, modules: dict[str, nn.Module], towers: dict[str, list[str]]
+) -> str | None:
+    if kind in REFUSED:
+        return REFUSED[kind]
+    if kind not in FAMILIES:
+        return "not a vision attention that is known"
+    if FAMILIES[kind].own:
+        if getattr(modules[_layer(name)], "window_size", 0):
+            return "it attends in windows already"
+        return "it pools its queries" if getattr(module, "query_stride", None) else None
+    if name not in towers:
+        return "it stands in no vision tower"
+    return None if len(towers[name]) == 1 else f"several convolutions may make its patches: {', '.join(towers[name])}"
+
+
+def _parts(name: str) -> Iterator[str]:
+    """The modules that hold a module, from the innermost to the model itself."""
+    while name:
+        name = name.rpartition(".")[0]
+        yield name
+
+
+def _in(name: str, part: str) -> bool:
+    return not part or name.startswith(f"{part}.")
+
+
+def _layer(name: str) -> str:
+    """The block an attention stands in: the innermost part with a number."""
+    return next((part for part in _parts(name) if part.rpartition(".")[2].isdigit()), name.rpartition(".")[0])
+
+
+def _size(embedding: Any, config: Any, size: tuple[int, int] | None) -> Size:
+    """The grid of an image of `size`, or of the configuration's."""
+    if not _cuts(embedding):
+        side = int(embedding.num_patches**0.5)
+        return (1, side, side) if size is None else (1, size[0] // config.patch_size, size[1] // config.patch_size)
+    sides = size or _pair(getattr(config, "image_size", None) or config.crop_size)
+    frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 1)
+    whole = (frames, *sides) if len(embedding.stride) == 3 else sides
+    padding = (0,) * len(whole) if isinstance(embedding.padding, str) else embedding.padding
+    steps = zip(whole, embedding.kernel_size, embedding.stride, padding, strict=True)
+    counts = [(side + 2 * edge - kernel) // stride + 1 for side, kernel, stride, edge in steps]
+    return (counts[0], counts[1], counts[2]) if len(counts) == 3 else (1, counts[0], counts[1])
+
+
+def _own_size(module: Any, size: tuple[int, int] | None) -> Size:
+    """The grid of an attention that is not in a window, in SAM 2's and 3's pyramids."""
+    config = module.config
+    stride = _pair(getattr(config, "patch_stride", None) or config.patch_size)
+    sides = [side // step for side, step in zip(size or _pair(config.image_size), stride, strict=True)]
+    if hasattr(module, "dim_out"):
+        stage = list(config.embed_dim_per_stage).index(module.dim_out)
+        halvings = min(stage, config.num_query_pool_stages)
+        sides = [side // step**halvings for side, step in zip(sides, config.query_stride, strict=True)]
+    return 1, sides[0], sides[1]
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    if isinstance(size, dict):
+        return int(size["height"]), int(size["width"])
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
