@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
 TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 IMAGE = {"image_size": 64, "patch_size": 8}
@@ -20,15 +19,19 @@ SIZES = ((64, 64), (32, 128))
 
 @dataclasses.dataclass(frozen=True)
 class Tiny:
-    """How to build a model, what it takes for images of a size, and whether it takes any size."""
+    """How to build a model (for images of a size), what it takes, and whether it takes any size."""
 
-    make: Callable[[], Any]
+    make: Callable[..., Any]
     feed: Callable[[int, int], dict[str, Any]]
     any_size: bool = True
     needs: str | None = None
 
-    def sizes(self) -> tuple[tuple[int, int], ...]:
-        return SIZES if self.any_size else SIZES[:1]
+    def cases(self) -> list[tuple[Any, tuple[int, int]]]:
+        """Models, each with the size to run it at: one model for all, or one made for each."""
+        if self.any_size:
+            model = self.make()
+            return [(model, size) for size in SIZES]
+        return [(self.make(image_size=list(size)), size) for size in SIZES]
 
     def inputs(self, model: Any, size: tuple[int, int]) -> dict[str, Any]:
         torch.manual_seed(1)
@@ -87,7 +90,18 @@ def clips(height: int, width: int) -> dict[str, Any]:
 def tiny(
     model: str, config: str, feed: Any = image, any_size: bool = True, needs: str | None = None, **more: Any
 ) -> Tiny:
-    return Tiny(lambda: build(model, config, **{**TINY, **IMAGE, **more}), feed, any_size, needs)
+    return Tiny(lambda **size: build(model, config, **{**TINY, **IMAGE, **more, **size}), feed, any_size, needs)
+
+
+def eomt(model: str, config: str) -> Tiny:
+    """As it is used once it is trained: without masks."""
+
+    def make() -> Any:
+        made = build(model, config, **TINY, **IMAGE, num_blocks=1, num_queries=6)
+        made.attn_mask_probs.zero_()
+        return made
+
+    return Tiny(make, image, needs="scipy")
 
 
 def two_towers(model: str, config: str) -> Tiny:
@@ -148,12 +162,15 @@ MODELS: dict[str, Tiny] = {
     "pixio": tiny("PixioModel", "PixioConfig", n_cls_tokens=3),
     "sapiens2": tiny("Sapiens2Model", "Sapiens2Config"),
     "dpt": tiny("DPTModel", "DPTConfig"),
-    "eomt": tiny("EomtForUniversalSegmentation", "EomtConfig", needs="scipy", num_blocks=1, num_queries=6),
-    "eomt_dinov3": tiny(
-        "EomtDinov3ForUniversalSegmentation", "EomtDinov3Config", needs="scipy", num_blocks=1, num_queries=6
-    ),
+    "eomt": eomt("EomtForUniversalSegmentation", "EomtConfig"),
+    "eomt_dinov3": eomt("EomtDinov3ForUniversalSegmentation", "EomtDinov3Config"),
     "vitpose": tiny(
-        "VitPoseBackbone", "VitPoseBackboneConfig", image_size=[64, 64], patch_size=[8, 8], out_indices=[2]
+        "VitPoseBackbone",
+        "VitPoseBackboneConfig",
+        image_size=[64, 64],
+        patch_size=[8, 8],
+        out_indices=[2],
+        any_size=False,
     ),
     "internvl": tiny("InternVLVisionModel", "InternVLVisionConfig", image_size=[64, 64], patch_size=[8, 8]),
     "janus": tiny("JanusVisionModel", "JanusVisionConfig"),

@@ -3,6 +3,7 @@
 from .attention import Attention, Context, Grid, Options, attentions, create, option, register
 from .backbones import Columnar, Pyramid
 from .convert import convert, load, open_model, patch, save, unpatch
+from .convert import door as huggingface
 from .errors import UserError
 from .maps import maps
 from .measure.bench import bench
@@ -29,6 +30,7 @@ __all__ = [
     "convert",
     "create",
     "execution",
+    "huggingface",
     "load",
     "load_plugin",
     "maps",

@@ -5,9 +5,9 @@
     model.set_attn_implementation("attendless:foveal:keep=0.1")
     model.set_attn_implementation(attendless.huggingface.register("foveal:keep=0.25"))
 
-transformers' models hand q, k and v to a function registered in their `AttentionInterface` under a name; ours is called
-`attendless:` and a spec. A name must be registered before it is set, and a model must be watched (`watch`, which `patch`
-does) before it runs: nothing in what the function is given says which grid the tokens stand on.
+transformers' models hand q, k and v to a function registered in their `AttentionInterface` under a name; ours are
+called `attendless:` and a spec. A name must be registered before it is set, and a model must be watched (`watch`, which
+`patch` does) before it runs: nothing in what the function is given says which grid the tokens stand on.
 
 What is not a vision tower's self-attention (text, masks, causal and cross attention) runs in PyTorch's fused kernel,
 as it does by default.
@@ -20,7 +20,6 @@ import functools
 import warnings
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..attention import Attention, Context, Grid, Spec, attention_class, create, expand, named
@@ -40,13 +39,14 @@ _OTHERWISE = ("position_bias", "softcap", "sliding_window", "s_aux", "cache", "c
 class Seat:
     """What an attention of a watched model knows: its place among its tower's layers, and who watches its grid.
 
-    Without a watch it is left alone. `cores` are made when first needed.
+    Without a family it is left alone. `before` is what its configuration said before, `cores` are made when needed.
     """
 
-    watch: Watch | None = None
+    watch: Watch = dataclasses.field(default_factory=Watch)
     family: Family | None = None
     index: int = 0
     of: int = 1
+    before: str | None = None
     hooks: tuple[Any, ...] = ()
     cores: dict[Any, Attention | None] = dataclasses.field(default_factory=dict)
 
@@ -73,31 +73,62 @@ def register(attention: str) -> str:
     return name
 
 
-def watch(model: nn.Module) -> Found:
+def watch(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
     """Let `model` know the grid its tokens stand on, so that a registered name may be set; what was found in it.
 
-    Computes nothing, and changes no weight and no configuration; `unwatch` takes it back.
+    Computes nothing, and changes no weight and no configuration; `unwatch` takes it back. `size` is that of the images
+    for which the grids in the answer are.
     """
-    found = towers.find(model)
+    found = towers.find(model, size)
     if not found.places:
         raise UserError(f"{type(model).__name__} holds no attention that can be served: {_reasons(found.left)}")
+    before = {id(place): _named_before(place.module) for place in found.places}
     unwatch(model)
     watches: dict[int, Watch] = {}
     for place in found.places:
         known = watches.get(id(place.embedding))
         seen = known or watches.setdefault(id(place.embedding), Watch(place.family.own))
         hooks = () if known else (_hook(place.embedding, seen, place.family),)
-        place.module.__dict__[_MARK] = Seat(seen, place.family, place.index, place.of, hooks)
+        place.module.__dict__[_MARK] = Seat(seen, place.family, place.index, place.of, before[id(place)], hooks)
     for name in found.left:
         model.get_submodule(name).__dict__[_MARK] = Seat()
     return found
 
 
 def unwatch(model: nn.Module) -> None:
+    """Take back what `watch` did."""
     for module in model.modules():
         seat = module.__dict__.pop(_MARK, None)
         for hook in seat.hooks if seat else ():
             hook.remove()
+
+
+def close(model: nn.Module) -> int:
+    """Let every attention of a watched model compute what it did before, and watch no more; how many there were."""
+    seats: list[tuple[Any, Seat]] = [(m, seat) for m in model.modules() if (seat := seat_of(m)) and seat.family]
+    for module, seat in seats:
+        if attention_of(module) is not None:
+            module.config._attn_implementation_internal = seat.before
+    unwatch(model)
+    return len(seats)
+
+
+def seat_of(module: Any) -> Seat | None:
+    return module.__dict__.get(_MARK)
+
+
+def attention_of(module: Any) -> str | None:
+    """The spec that a module's configuration names, if it is one of ours."""
+    name = module.config._attn_implementation
+    return name.removeprefix(PREFIX) if name is not None and name.startswith(PREFIX) else None
+
+
+def _named_before(module: Any) -> str | None:
+    seat = seat_of(module)
+    if seat is not None and seat.before is not None:
+        return seat.before
+    name = module.config._attn_implementation
+    return "sdpa" if attention_of(module) is not None else name
 
 
 def _hook(embedding: nn.Module, seen: Watch, family: Family) -> Any:
@@ -109,7 +140,7 @@ def _hook(embedding: nn.Module, seen: Watch, family: Family) -> Any:
 
 
 def attend(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -122,22 +153,22 @@ def attend(
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers calls: q, k, v [B, H, N, D] → [B, N, H, D], and no map."""
-    seat = module.__dict__.get(_MARK)
+    seat = seat_of(module)
     if seat is None and type(module).__name__ in towers.FAMILIES:
         raise UserError(
             f"{type(module).__name__} was set to {PREFIX + attention!r}, but nothing watches which grid its patches "
             f"form: attendless.patch(model, {attention!r}) does both, attendless.huggingface.watch(model) the watching"
         )
     made = None
-    if seat is not None and seat.watch is not None:
+    if seat is not None and seat.family is not None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", False)
         if reason := _why_not(query, key, attention_mask, causal, others):
             _say_once(type(module).__name__, reason)
         else:
             made = seat.core(attention, query.shape[1], query.shape[3], scaling, dropout)
-    if made is None:
+    if seat is None or seat.family is None or made is None:
         others |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
-        return _before()(module, query, key, value, attention_mask, **others)
+        return _fused()(module, query, key, value, attention_mask, **others)
     grid = towers.grid_of(seat.watch, seat.family, module.config, query.shape[2])
     made.check(grid)
     # Tokens behind the patches go in front, where ours expect those that stand on no grid.
@@ -194,7 +225,7 @@ def _reasons(left: dict[str, str]) -> str:
     return "; ".join(dict.fromkeys(left.values())) or "none was found"
 
 
-def _before() -> Any:
+def _fused() -> Any:
     return _transformers().AttentionInterface._global_mapping["sdpa"]
 
 

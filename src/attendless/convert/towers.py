@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from operator import index
 from typing import Any
 
 from torch import nn
@@ -82,17 +83,25 @@ REFUSED: dict[str, str] = {
 class Place:
     """An attention of a vision tower: its name and module, its family, where its patches are made, which layer it is.
 
-    `layer` is the block around it, `grid` the one it has at the model's own size.
+    `block` names what stands around it, `grid` is the one it has at the model's own size.
     """
 
     name: str
     module: Any
     family: Family
     embedding: nn.Module
-    layer: nn.Module
+    block: str
     grid: Grid
     index: int = 0
     of: int = 1
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """How many heads, and how wide."""
+        config, module = self.module.config, self.module
+        heads = module.num_attention_heads if hasattr(module, "num_attention_heads") else config.num_attention_heads
+        width = module.dim_out if hasattr(module, "dim_out") else config.hidden_size
+        return heads, getattr(module, "head_dim", None) or width // heads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,18 +128,20 @@ def find(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
         if reason := _why_not(kind, name, module, modules, towers):
             left[name] = f"{kind}: {reason}"
             continue
-        family, layer = FAMILIES[kind], modules[_layer(name)]
+        family = FAMILIES[kind]
         embedding = module if family.own else modules[towers[name][0]]
         size_here = _own_size(module, size) if family.own else _size(embedding, module.config, size)
-        places.append(Place(name, module, family, embedding, layer, _grid(size_here, max(family.front(module.config)))))
+        prefix = max(family.front(module.config)) + family.behind(module.config)
+        places.append(Place(name, module, family, embedding, _block(name), _grid(size_here, prefix)))
     for _, tower in itertools.groupby(places, key=lambda place: id(place.module.config)):
-        for index, place in enumerate(members := list(tower)):
-            place.index, place.of = index, len(members)
+        for number, place in enumerate(members := list(tower)):
+            place.index, place.of = number, len(members)
     return Found(tuple(places), left)
 
 
 def grid_of(watch: Watch, family: Family, config: Any, tokens: int) -> Grid:
     """The grid that so many tokens stand on now, those behind the patches counted among the prefix."""
+    tokens = index(tokens)  # a plain number, for which a compiled model is then compiled
     behind, front = family.behind(config), family.front(config)
     size = watch.size(tuple(tokens - behind - count for count in front))
     return _grid(size, tokens - size[0] * size[1] * size[2])
@@ -167,8 +178,9 @@ def _towers(modules: dict[str, nn.Module], known: dict[str, Any]) -> dict[str, l
 
 def _cuts(module: nn.Module) -> bool:
     """Whether this may be what cuts images into patches."""
-    conv = isinstance(module, nn.Conv2d | nn.Conv3d)
-    return conv and tuple(module.kernel_size) == tuple(module.stride) and max(module.stride) > 1
+    if not isinstance(module, nn.Conv2d | nn.Conv3d):
+        return False
+    return tuple(module.kernel_size) == tuple(module.stride) and max(module.stride) > 1
 
 
 def _why_not(
@@ -179,7 +191,7 @@ def _why_not(
     if kind not in FAMILIES:
         return "not a vision attention that is known"
     if FAMILIES[kind].own:
-        if getattr(modules[_layer(name)], "window_size", 0):
+        if getattr(modules[_block(name)], "window_size", 0):
             return "it attends in windows already"
         return "it pools its queries" if getattr(module, "query_stride", None) else None
     if name not in towers:
@@ -198,7 +210,7 @@ def _in(name: str, part: str) -> bool:
     return not part or name.startswith(f"{part}.")
 
 
-def _layer(name: str) -> str:
+def _block(name: str) -> str:
     """The block an attention stands in: the innermost part with a number."""
     return next((part for part in _parts(name) if part.rpartition(".")[2].isdigit()), name.rpartition(".")[0])
 

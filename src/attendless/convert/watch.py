@@ -80,9 +80,10 @@ class Watch:
         found = [size for count in patches for size in self._seen.get(count, ())]
         if len(found) == 1:
             return found[0]
+        grids = " or ".join(map(text, sorted(found))) or "no grid"
         raise UserError(
-            f"gradient checkpointing runs a layer again, and {' or '.join(map(text, sorted(found))) or 'no grid'} may be "
-            "its patches: train on one shape for each number of patches, or without checkpointing"
+            f"gradient checkpointing runs a layer again, and {grids} may be its patches: train on one shape for each "
+            "number of patches, or without checkpointing"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Watch:

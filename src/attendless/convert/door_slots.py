@@ -1,0 +1,99 @@
+"""The attentions of Hugging Face's vision towers as slots, for `patch`: what stands there, the configuration names.
+
+Putting an attention somewhere registers its tower's specs, layer by layer, under one name (`attendless:2xfull/…`), and
+lets the configuration say that name. Nothing else is kept, so transformers' own switch and this agree at any time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..attention import Attention, Grid, Macs, Spec, expand, join, parse
+from ..backbones.cost import weight_macs
+from . import door
+from .towers import Place
+
+
+@dataclasses.dataclass
+class DoorSlot:
+    """A layer of a watched model; see `slots.Slot`."""
+
+    place: Place
+    model: nn.Module
+    stays: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.place.block
+
+    @property
+    def grid(self) -> Grid:
+        return self.place.grid
+
+    @property
+    def block(self) -> Any:
+        return self.model.get_submodule(self.place.block)
+
+    @property
+    def attn(self) -> nn.Module:
+        return self.place.module
+
+    @property
+    def specs(self) -> list[Spec]:
+        """Those of all layers of its tower."""
+        return expand(door.attention_of(self.place.module) or "full", self.place.of)
+
+    @property
+    def spec(self) -> Spec | None:
+        found = self.specs[self.place.index]
+        return None if found.name == "full" else found
+
+    @property
+    def now(self) -> Macs:
+        return self.cost(self.make(self.spec or parse("full")))
+
+    @property
+    def others(self) -> Macs:
+        tokens = self.grid.tokens
+        return Macs(mlp=weight_macs(self.block, tokens) - weight_macs(self.place.module, tokens))
+
+    def weights(self) -> dict[str, Tensor]:
+        return self.place.module.state_dict(keep_vars=True)
+
+    def fate(self, ours: Attention) -> tuple[set[str], set[str], set[str]]:
+        """Its weights stay, whatever computes."""
+        return set(self.weights()), set(), set()
+
+    def make(self, spec: Spec) -> Attention:
+        return door.core(spec, *self.place.heads, self.grid)
+
+    def put(self, attention: Attention) -> None:
+        specs = self.specs
+        specs[self.place.index] = attention.spec
+        self._say(specs)
+
+    def fallback(self) -> Attention | None:
+        """The model's own."""
+        self.put(self.make(parse("full")))
+        return None
+
+    def _say(self, specs: list[Spec]) -> None:
+        config, seat = self.place.module.config, door.seat_of(self.place.module)
+        full = all(spec.name == "full" for spec in specs)
+        before = seat.before if seat else None
+        config._attn_implementation_internal = before if full else door.register(join(specs))
+
+    def rival(self, grid: Grid) -> Macs | None:
+        return None  # full attention is what it has
+
+    def cost(self, attention: Attention) -> Macs:
+        return Macs(attention.core_macs(self.grid), weight_macs(self.place.module, self.grid.tokens))
+
+
+def slots(model: nn.Module, size: tuple[int, int] | None = None) -> tuple[list[DoorSlot], list[tuple[str, str]]]:
+    """The slots in `model`, which is watched from now on, and the attentions that are left, with the reason."""
+    found = door.watch(model, size)
+    return [DoorSlot(place, model) for place in found.places], list(found.left.items())

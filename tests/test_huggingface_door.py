@@ -1,0 +1,280 @@
+"""The door to Hugging Face: its models attend less as they stand, on the grid that is really there, or say why not."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+import threading
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attendless
+from attendless import UserError
+from attendless.convert import door, towers
+
+pytest.importorskip("transformers")
+
+from huggingface_models import IMAGE, MODELS, TINY, build, image, words
+
+QUICK = ("dinov2", "dinov3_vit", "clip", "yolos", "depth_anything", "siglip2", "sam2")
+EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
+
+
+def outputs(answer: Any) -> list[Tensor]:
+    """Every tensor of numbers in a model's answer."""
+    if isinstance(answer, Tensor):
+        return [answer] if answer.is_floating_point() else []
+    parts = answer.values() if hasattr(answer, "values") else answer if isinstance(answer, tuple | list) else ()
+    return [tensor for part in parts for tensor in outputs(part)]
+
+
+def run(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    with torch.no_grad():
+        return outputs(model(**inputs))
+
+
+def gradient(model: Any, inputs: dict[str, Any]) -> list[Tensor]:
+    """Of every weight, for some sum of all outputs."""
+    model.zero_grad()
+    sum(
+        (tensor * torch.linspace(-1, 1, tensor.numel()).view(tensor.shape)).sum() for tensor in outputs(model(**inputs))
+    ).backward()
+    return [value.grad.clone() for value in model.parameters() if value.grad is not None]
+
+
+def furthest(a: list[Tensor], b: list[Tensor], scale: float = 1.0) -> float:
+    """The largest difference, relative to what is `scale` or larger."""
+    assert len(a) == len(b) > 0
+    return max(float((x - y).abs().max() / x.abs().max().clamp(min=scale)) for x, y in zip(a, b, strict=True))
+
+
+def needed(name: str) -> Any:
+    if MODELS[name].needs:
+        pytest.importorskip(MODELS[name].needs)
+    return MODELS[name]
+
+
+def patched(model: Any, attention: str) -> Any:
+    """Through transformers' own switch, on the towers alone."""
+    for place in door.watch(model).places:
+        place.module.config._attn_implementation_internal = door.register(attention)
+    return model
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_looking_closely_at_everything_is_the_original(name: str) -> None:
+    tiny = needed(name)
+    for model, size in tiny.cases():
+        inputs = tiny.inputs(model, size)
+        torch.manual_seed(2)  # some models draw masks while they run
+        then, slope = run(model, inputs), gradient(model, inputs)
+        patched(model, "foveal:keep=1")
+        torch.manual_seed(2)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "attendless left")
+            assert furthest(then, run(model, inputs)) < 1e-4
+            steepest = float(max(value.abs().max() for value in slope))  # some are 0 but for rounding
+            assert furthest(slope, gradient(model, inputs), steepest) < 1e-4
+        less = run(patched(model, "foveal:keep=0.1"), inputs)
+        assert furthest(then, less) > 1e-4, "nothing attends less"
+        door.close(model)
+        torch.manual_seed(2)
+        assert all(map(torch.equal, then, run(model, inputs)))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_patches_stand_where_the_table_says(name: str) -> None:
+    """One pixel is changed; the token that changes with it, before anything is mixed, is that of its patch."""
+    tiny = needed(name)
+    model, size = tiny.cases()[-1]
+    place = towers.find(model, size).places[0]
+    if place.family.own or name == "siglip2":
+        pytest.skip("it is given height and width")
+    seen: list[Tensor] = []
+    place.module.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append((args[0] if args else kwargs["hidden_states"]).detach()), with_kwargs=True
+    )
+    inputs = tiny.inputs(model, size)
+    run(model, inputs)
+    pixels = next(value for key, value in inputs.items() if key.startswith("pixel_values"))
+    row, column = 1, size[1] // 8 - 2
+    pixels[..., 8 * row + 4, 8 * column + 4] += 5
+    run(model, inputs)
+    changed = (seen[0] - seen[-1]).abs().amax((0, 2)).nonzero().flatten().tolist()
+    front = place.grid.prefix - place.family.behind(place.module.config)
+    front = min(place.family.front(place.module.config)) if len(place.family.front(place.module.config)) > 1 else front
+    frame = size[0] * size[1] // 64
+    assert changed[0] == front + row * (size[1] // 8) + column
+    assert [token - changed[0] for token in changed] == [
+        frame * t for t in range(len(changed))
+    ]  # a video: each frame's
+
+
+def test_the_grid_is_the_images_not_one_of_as_many_patches() -> None:
+    """Against the model rebuilt for 32 × 128, whose grid is a matter of its making."""
+    model = MODELS["dinov2"].make()
+    torch.nn.init.zeros_(model.embeddings.position_embeddings)  # which are resampled in two ways
+    for size in ((64, 64), (32, 128)):
+        inputs = image(*size)
+        rebuilt = attendless.convert(model, "foveal:keep=0.1", size=size, below_breakeven="keep")
+        expected = rebuilt(inputs["pixel_values"])
+        found = patched(copy.deepcopy(model), "foveal:keep=0.1")(**inputs).pooler_output
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_tokens_behind_the_patches_are_seen_by_all() -> None:
+    """YOLOS keeps its detection tokens behind: they see every token, as class tokens do."""
+    tiny = MODELS["yolos"]
+    model = tiny.make()
+    inputs = tiny.inputs(model, (64, 64))
+    layer = model.encoder.layer[0].attention
+    kept = []
+    layer.register_forward_hook(lambda *call: kept.append(outputs(call[2])[0].detach()))
+    run(model, inputs)
+    run(patched(model, "foveal:keep=0.1"), inputs)
+    special = [0, *range(65, 70)]
+    torch.testing.assert_close(kept[0][:, special], kept[1][:, special])
+    assert not torch.allclose(kept[0], kept[1], atol=1e-3)
+
+
+def test_transformers_own_switch() -> None:
+    model = MODELS["dinov2"].make()
+    inputs = image(64, 64)
+    then = run(model, inputs)
+    name = attendless.huggingface.register("foveal:keep=0.1")
+    assert name == "attendless:foveal:keep=0.1"
+    model.set_attn_implementation(name)
+    with pytest.raises(UserError, match=r"nothing watches which grid .* attendless.patch\(model, 'foveal:keep=0.1'\)"):
+        run(model, inputs)
+    attendless.huggingface.watch(model)
+    less = run(model, inputs)
+    assert furthest(then, less) > 1e-3
+    model.set_attn_implementation("sdpa")
+    assert all(map(torch.equal, then, run(model, inputs)))
+    model.set_attn_implementation(attendless.huggingface.register("full/foveal:keep=0.1"))
+    assert furthest(less, run(model, inputs)) > 1e-4
+    model.set_attn_implementation(name)
+    assert all(map(torch.equal, less, run(model, inputs)))
+
+
+def test_a_text_tower_is_left_alone() -> None:
+    model = MODELS["clip"].make()
+    inputs = words(64, 64)
+    with torch.no_grad():
+        then = model(**inputs)
+    found = attendless.huggingface.watch(model)
+    assert set(found.left) == {f"text_model.encoder.layers.{i}.self_attn" for i in (0, 1)}
+    assert found.left["text_model.encoder.layers.0.self_attn"] == "CLIPAttention: it stands in no vision tower"
+    model.set_attn_implementation(attendless.huggingface.register("foveal:keep=0.1"))
+    with torch.no_grad():
+        now = model(**inputs)
+    torch.testing.assert_close(now.text_embeds, then.text_embeds)
+    assert not torch.allclose(now.image_embeds, then.image_embeds, atol=1e-4)
+
+
+def test_a_mask_is_honoured_and_said_once() -> None:
+    """Siglip 2 with padding: the attention runs as it did."""
+    tiny = MODELS["siglip2"]
+    model = tiny.make()
+    inputs = tiny.inputs(model, (64, 64))
+    inputs["pixel_attention_mask"][:, 56:] = 0
+    inputs["spatial_shapes"][:, 0] = 7
+    then = run(model, inputs)
+    patched(model, "foveal:keep=0.1")
+    door._say_once.cache_clear()
+    with pytest.warns(UserWarning, match="left a Siglip2Attention as it was: it got a mask") as said:
+        assert furthest(then, run(model, inputs)) < 1e-6
+    assert len(said) == 1
+
+
+def test_what_cannot_be_served_is_refused_by_name() -> None:
+    mae = build("ViTMAEModel", "ViTMAEConfig", **TINY, **IMAGE)
+    with pytest.raises(UserError, match=r"ViTMAEModel holds no .*: ViTMAEAttention: its encoder sees a random part"):
+        attendless.huggingface.watch(mae)
+    beit = build("BeitModel", "BeitConfig", **TINY, **IMAGE, use_relative_position_bias=True)
+    with pytest.raises(UserError, match="BeitAttention: its relative position bias is a mask"):
+        attendless.huggingface.watch(beit)
+
+
+@pytest.mark.parametrize(
+    ("attention", "reason"),
+    [
+        ("linformer", "weights of its own"),
+        ("window", "window:bias=false has none"),
+        ("fastformer", "projections of its own"),
+        ("2xfull/foveel", "unknown attention 'foveel'"),
+    ],
+)
+def test_attentions_that_do_not_go_through(attention: str, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        attendless.huggingface.register(attention)
+
+
+def test_tokens_without_an_image_are_refused() -> None:
+    model = patched(MODELS["dinov2"].make(), "foveal:keep=0.1")
+    with pytest.raises(UserError, match="tokens came without an image"):
+        model.encoder(torch.randn(1, 65, 32))
+    run(model, image(64, 64))
+    with pytest.raises(UserError, match="8x8 patches, and 59 arrive"):
+        model.encoder(torch.randn(1, 60, 32))
+
+
+def test_threads_do_not_mix_up_their_grids() -> None:
+    model = patched(MODELS["dinov2"].make(), "foveal:keep=0.1")
+    images = [image(64, 64), image(32, 128)]
+    alone = [run(model, inputs) for inputs in images]
+    both = threading.Barrier(2)
+    model.encoder.register_forward_pre_hook(lambda *_: None if both.wait() < 0 else None)
+    found: dict[int, list[Tensor]] = {}
+
+    def work(i: int) -> None:
+        found[i] = run(model, images[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(a, b) for i in (0, 1) for a, b in zip(alone[i], found[i], strict=True))
+
+
+def test_gradient_checkpointing_knows_the_grid_or_refuses() -> None:
+    model = patched(MODELS["dinov2"].make(), "foveal:keep=0.1")
+    square, wide = image(64, 64), image(32, 128)
+    model.train()
+    plain = gradient(model, square)
+    model.gradient_checkpointing_enable()
+    assert furthest(plain, gradient(model, square)) < 1e-5
+    with pytest.raises(UserError, match="4x16 or 8x8 may be its patches"):
+        gradient(model, wide)
+
+
+def test_a_copy_watches_for_itself() -> None:
+    model = patched(MODELS["dinov2"].make(), "foveal:keep=0.1")
+    twin = copy.deepcopy(model)
+    then = run(model, image(32, 128))
+    torch.manual_seed(1)
+    inputs = image(64, 64)
+    expected = run(model, inputs)
+    assert all(map(torch.equal, expected, run(twin, inputs)))
+    door.close(model)
+    assert all(map(torch.equal, expected, run(twin, inputs)))
+    assert len(then) == len(expected)
+
+
+def test_it_compiles_whole_at_any_size() -> None:
+    model = patched(MODELS["dinov2"].make(), "foveal:keep=0.1")
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for size in ((64, 64), (32, 128), (40, 40)):
+        inputs = image(*size)
+        assert all(map(torch.equal, run(model, inputs), run(compiled, inputs)))
+
+
+def test_importing_attendless_does_not_import_transformers() -> None:
+    asked = "import attendless, sys; attendless.huggingface; assert 'transformers' not in sys.modules"
+    subprocess.run([sys.executable, "-c", asked], check=True)
