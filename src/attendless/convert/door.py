@@ -80,12 +80,15 @@ def watch(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
     for which the grids in the answer are.
     """
     found = towers.find(model, size)
-    if not found.places:
+    if all(place.stays for place in found.places):
         raise UserError(f"{type(model).__name__} holds no attention that can be served: {_reasons(found.left)}")
     before = {id(place): _named_before(place.module) for place in found.places}
     unwatch(model)
     watches: dict[int, Watch] = {}
     for place in found.places:
+        if place.stays:
+            place.module.__dict__[_MARK] = Seat(before=before[id(place)])
+            continue
         known = watches.get(id(place.embedding))
         seen = known or watches.setdefault(id(place.embedding), Watch(place.family.own))
         hooks = () if known else (_hook(place.embedding, seen, place.family),)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..attention import Attention, Grid, Macs, Spec, expand, join, parse
 from ..backbones.cost import weight_macs
 from . import door
-from .towers import Place
+from .towers import Place, around, find
 
 
 @dataclasses.dataclass
@@ -23,7 +23,10 @@ class DoorSlot:
 
     place: Place
     model: nn.Module
-    stays: str = ""
+
+    @property
+    def stays(self) -> str:
+        return self.place.stays
 
     @property
     def name(self) -> str:
@@ -57,8 +60,16 @@ class DoorSlot:
 
     @property
     def others(self) -> Macs:
-        tokens = self.grid.tokens
-        return Macs(mlp=weight_macs(self.block, tokens) - weight_macs(self.place.module, tokens))
+        return Macs(mlp=weight_macs(self.block, self._queries) - weight_macs(self.place.module, self._queries))
+
+    @property
+    def _tokens(self) -> int:
+        """Of an image."""
+        return self.place.windows * self.grid.tokens
+
+    @property
+    def _queries(self) -> int:
+        return self._tokens // self.place.pooled
 
     def weights(self) -> dict[str, Tensor]:
         return self.place.module.state_dict(keep_vars=True)
@@ -71,29 +82,30 @@ class DoorSlot:
         return door.core(spec, *self.place.heads, self.grid)
 
     def put(self, attention: Attention) -> None:
+        if door.seat_of(self.place.module) is None:
+            door.watch(self.model)
         specs = self.specs
         specs[self.place.index] = attention.spec
-        self._say(specs)
+        config, seat = self.place.module.config, door.seat_of(self.place.module)
+        full = all(spec.name == "full" for spec in specs)
+        config._attn_implementation_internal = seat.before if full and seat else door.register(join(specs))
 
     def fallback(self) -> Attention | None:
         """The model's own."""
-        self.put(self.make(parse("full")))
+        if self.spec is not None:
+            self.put(self.make(parse("full")))
         return None
-
-    def _say(self, specs: list[Spec]) -> None:
-        config, seat = self.place.module.config, door.seat_of(self.place.module)
-        full = all(spec.name == "full" for spec in specs)
-        before = seat.before if seat else None
-        config._attn_implementation_internal = before if full else door.register(join(specs))
 
     def rival(self, grid: Grid) -> Macs | None:
         return None  # full attention is what it has
 
     def cost(self, attention: Attention) -> Macs:
-        return Macs(attention.core_macs(self.grid), weight_macs(self.place.module, self.grid.tokens))
+        core = self.place.windows * attention.core_macs(self.grid) // self.place.pooled
+        return Macs(core, weight_macs(self.place.module, self._tokens))
 
 
 def slots(model: nn.Module, size: tuple[int, int] | None = None) -> tuple[list[DoorSlot], list[tuple[str, str]]]:
-    """The slots in `model`, which is watched from now on, and the attentions that are left, with the reason."""
-    found = door.watch(model, size)
-    return [DoorSlot(place, model) for place in found.places], list(found.left.items())
+    """The slots in `model`, and the attentions of transformers' that are left, with the reason."""
+    found = find(model, size)
+    left = {(around(name), reason): None for name, reason in found.left.items()}
+    return [DoorSlot(place, model) for place in found.places], list(left)

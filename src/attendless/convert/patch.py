@@ -18,7 +18,7 @@ from ..backbones import is_host
 from ..errors import UserError
 from ..sizes import input_size, model_name
 from ..tokens import parse_tokens
-from . import inplace
+from . import door, door_slots, inplace
 from .adapters import adapted_modules
 from .adapters.places import owners, unserved
 from .exchange import BelowBreakeven, exchange
@@ -52,12 +52,13 @@ def patch(
         )
     wanted = None if size is None else to_2tuple(size)
     known = owners(model, wanted)
-    slots: list[Any] = [*inplace.slots(model, wanted)]
-    others = unserved(model, known)
+    behind, left = door_slots.slots(model, wanted)
+    slots: list[Any] = [*inplace.slots(model, wanted), *behind]
+    others = [*unserved(model, known), *left]
     if not slots:
         why = "; ".join(f"{name or type(model).__name__}: {reason}" for name, reason in others[:3])
         raise UserError(f"nothing in {type(model).__name__} can be patched: {why or 'no attention of a known class'}")
-    seen = wanted or input_size(known[0].model)
+    seen = wanted or (input_size(known[0].model) if known else behind[0].place.size)
     rows, pays = exchange(slots, attention, layers, below_breakeven, seen)
     check_reads(slots)
     inside = sum(len(slot.weights()) for slot in slots)
@@ -70,4 +71,4 @@ def unpatch(model: nn.Module) -> int:
     """Give every attention that was patched back to itself; how many there were. Nothing else was ever changed."""
     found = [module for _, module in adapted_modules(model)]
     inplace.restore(model, found)
-    return len(found)
+    return len(found) + door.close(model)

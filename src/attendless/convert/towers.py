@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
+from math import ceil
 from operator import index
 from typing import Any
 
@@ -83,7 +84,8 @@ REFUSED: dict[str, str] = {
 class Place:
     """An attention of a vision tower: its name and module, its family, where its patches are made, which layer it is.
 
-    `block` names what stands around it, `grid` is the one it has at the model's own size.
+    `block` names what stands around it. `grid` is the one it has at the model's own size; an image has `windows` of
+    them, and `pooled` keys for a query. `stays`: why nothing but full attention can stand there.
     """
 
     name: str
@@ -92,8 +94,16 @@ class Place:
     embedding: nn.Module
     block: str
     grid: Grid
+    windows: int = 1
+    pooled: int = 1
+    stays: str = ""
     index: int = 0
     of: int = 1
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """The images its model was made for."""
+        return _image(self.module.config)
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -125,14 +135,16 @@ def find(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
     places, left = [], {}
     for name, module in attentions.items():
         kind = type(module).__name__
-        if reason := _why_not(kind, name, module, modules, towers):
+        if reason := _why_not(kind, name, towers):
             left[name] = f"{kind}: {reason}"
             continue
-        family = FAMILIES[kind]
-        embedding = module if family.own else modules[towers[name][0]]
-        size_here = _own_size(module, size) if family.own else _size(embedding, module.config, size)
-        prefix = max(family.front(module.config)) + family.behind(module.config)
-        places.append(Place(name, module, family, embedding, _block(name), _grid(size_here, prefix)))
+        if FAMILIES[kind].own:
+            places.append(_own_place(name, module, modules[around(name)], size))
+            continue
+        family, embedding = FAMILIES[kind], modules[towers[name][0]]
+        prefix = min(family.front(module.config)) + family.behind(module.config)
+        grid = _grid(_size(embedding, module.config, size), prefix)
+        places.append(Place(name, module, family, embedding, around(name), grid))
     for _, tower in itertools.groupby(places, key=lambda place: id(place.module.config)):
         for number, place in enumerate(members := list(tower)):
             place.index, place.of = number, len(members)
@@ -183,20 +195,16 @@ def _cuts(module: nn.Module) -> bool:
     return tuple(module.kernel_size) == tuple(module.stride) and max(module.stride) > 1
 
 
-def _why_not(
-    kind: str, name: str, module: Any, modules: dict[str, nn.Module], towers: dict[str, list[str]]
-) -> str | None:
+def _why_not(kind: str, name: str, towers: dict[str, list[str]]) -> str | None:
     if kind in REFUSED:
         return REFUSED[kind]
     if kind not in FAMILIES:
         return "not a vision attention that is known"
     if FAMILIES[kind].own:
-        if getattr(modules[_block(name)], "window_size", 0):
-            return "it attends in windows already"
-        return "it pools its queries" if getattr(module, "query_stride", None) else None
+        return None
     if name not in towers:
         return "it stands in no vision tower"
-    return None if len(towers[name]) == 1 else f"several convolutions may make its patches: {', '.join(towers[name])}"
+    return None if len(towers[name]) == 1 else f"several modules may make its patches: {', '.join(towers[name])}"
 
 
 def _parts(name: str) -> Iterator[str]:
@@ -210,7 +218,7 @@ def _in(name: str, part: str) -> bool:
     return not part or name.startswith(f"{part}.")
 
 
-def _block(name: str) -> str:
+def around(name: str) -> str:
     """The block an attention stands in: the innermost part with a number."""
     return next((part for part in _parts(name) if part.rpartition(".")[2].isdigit()), name.rpartition(".")[0])
 
@@ -220,7 +228,7 @@ def _size(embedding: Any, config: Any, size: tuple[int, int] | None) -> Size:
     if not _cuts(embedding):
         side = int(embedding.num_patches**0.5)
         return (1, side, side) if size is None else (1, size[0] // config.patch_size, size[1] // config.patch_size)
-    sides = size or _pair(getattr(config, "image_size", None) or config.crop_size)
+    sides = size or _image(config)
     frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", 1)
     whole = (frames, *sides) if len(embedding.stride) == 3 else sides
     padding = (0,) * len(whole) if isinstance(embedding.padding, str) else embedding.padding
@@ -229,16 +237,30 @@ def _size(embedding: Any, config: Any, size: tuple[int, int] | None) -> Size:
     return (counts[0], counts[1], counts[2]) if len(counts) == 3 else (1, counts[0], counts[1])
 
 
-def _own_size(module: Any, size: tuple[int, int] | None) -> Size:
-    """The grid of an attention that is not in a window, in SAM 2's and 3's pyramids."""
+def _own_place(name: str, module: Any, block: Any, size: tuple[int, int] | None) -> Place:
+    """An attention of SAM 2's or 3's pyramid, in windows or not."""
     config = module.config
-    stride = _pair(getattr(config, "patch_stride", None) or config.patch_size)
-    sides = [side // step for side, step in zip(size or _pair(config.image_size), stride, strict=True)]
+    steps = _pair(getattr(config, "patch_stride", None) or config.patch_size)
+    height, width = (side // step for side, step in zip(size or _image(config), steps, strict=True))
+    pool = getattr(module, "query_stride", None)
     if hasattr(module, "dim_out"):
         stage = list(config.embed_dim_per_stage).index(module.dim_out)
-        halvings = min(stage, config.num_query_pool_stages)
-        sides = [side // step**halvings for side, step in zip(sides, config.query_stride, strict=True)]
-    return 1, sides[0], sides[1]
+        halvings = min(stage, config.num_query_pool_stages) - bool(pool)
+        height, width = (
+            side // step**halvings for side, step in zip((height, width), config.query_stride, strict=True)
+        )
+    side = getattr(block, "window_size", 0)
+    stays = f"it attends in windows of {side}x{side} already" if side else "it pools its queries" if pool else ""
+    windows = ceil(height / side) * ceil(width / side) if side else 1
+    grid = Grid(side, side) if side else Grid(height, width)
+    pooled = pool[0] * pool[1] if pool else 1
+    return Place(name, module, _OWN, module, around(name), grid, windows, pooled, stays)
+
+
+def _image(config: Any) -> tuple[int, int]:
+    if not hasattr(config, "image_size") and hasattr(config, "num_patches"):  # images of any shape, cut beforehand
+        return (int(config.num_patches**0.5) * config.patch_size,) * 2
+    return _pair(getattr(config, "image_size", None) or config.crop_size)
 
 
 def _pair(size: Any) -> tuple[int, int]:

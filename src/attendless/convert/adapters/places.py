@@ -152,7 +152,8 @@ def _why(module: nn.Module) -> str:
         return REFUSED[type(module)]
     if _original(module) in ADAPTED:
         return "nothing around it says where its tokens stand"
-    return f"{name} is not a class that is known here" if name.endswith("Attention") else ""
+    elsewhere = type(module).__module__.startswith("transformers.")  # whose attentions stand behind a door of their own
+    return f"{name} is not a class that is known here" if name.endswith("Attention") and not elsewhere else ""
 
 
 def joined(*paths: str) -> str:
