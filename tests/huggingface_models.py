@@ -35,11 +35,8 @@ class Tiny:
 
     def inputs(self, model: Any, size: tuple[int, int]) -> dict[str, Any]:
         torch.manual_seed(1)
-        more = {"interpolate_pos_encoding": True}
-        return {
-            **self.feed(*size),
-            **{k: v for k, v in more.items() if k in inspect.signature(model.forward).parameters},
-        }
+        asked = self.any_size and "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
+        return {**self.feed(*size), **({"interpolate_pos_encoding": True} if asked else {})}
 
 
 def build(model: str, config: str, **arguments: Any) -> Any:

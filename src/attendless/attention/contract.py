@@ -43,6 +43,8 @@ class Attention(nn.Module):
     executes_more: ClassVar[str] = ""
     #: Methods in which keys are chosen, so that the layer view can time them apart.
     selection: ClassVar[tuple[str, ...]] = ()
+    #: Whether tokens of several frames can be served.
+    frames: ClassVar[bool] = False
     #: Whether each row of the `map` sums to one.
     rows_sum_to_one: bool = True
 
@@ -181,7 +183,7 @@ class Attention(nn.Module):
         return Case(op, plan, batch, self.num_heads, self.head_dim, weight.dtype, weight.device.type, self.dropout)
 
     def check(self, grid: Grid) -> None:
-        reason = self.refuses(grid)
+        reason = self.refuses(grid) if grid.depth == 1 or self.frames else "it takes one frame at a time"
         if reason:
             raise UserError(f"attention {self.name!r} cannot serve grid {grid}: {reason}")
 

@@ -3,7 +3,8 @@
     out_i = softmax over { tokens of the cells chosen for i's tile, prefix tokens, every other cell as one mean key }
 
 The definition, with its two halves `select` and `attend`, is in `attendless.sparse.foveal`; there are no weights beyond
-those of full attention. `keep` is the share of cells a tile looks at closely; at 1 this is full attention.
+those of full attention. `keep` is the share of cells a tile looks at closely; at 1 this is full attention. Frames of a
+video lie on one canvas (`sparse.canvas`), on which cells and tiles of 4 or more are boxes in space and time.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ import torch
 from torch import Tensor
 
 from .. import options
+from ..sparse import canvas, operations
 from ..sparse import foveal as definition
-from ..sparse import operations
 from ..sparse.executor import Case
 from .contract import Attention
 from .registry import register
@@ -41,6 +42,7 @@ MOST_TURN = 0.5
 @register
 class Foveal(Attention):
     name = "foveal"
+    frames = True
     Options = Options
     examples = ("foveal", "foveal:keep=0.1,tile=1", "foveal:keep=0.2,cell=2,tile=3,coarse=4", "foveal:keep=1")
     provides = frozenset({"class_attention", "keys"})
@@ -49,17 +51,20 @@ class Foveal(Attention):
     turn = 0.0
 
     def layout(self, grid: Grid) -> definition.Layout:
-        options = self.options
+        options, (height, width) = self.options, canvas.sides(grid.depth, grid.height, grid.width)
         if self.turn > MOST_TURN and options.coarse == "auto":
             options = dataclasses.replace(options, coarse=0)
         if torch.compiler.is_compiling():  # which does not trace what was kept
-            return definition.layout(grid.height, grid.width, grid.prefix, **dataclasses.asdict(options))
-        return _layout(grid.height, grid.width, grid.prefix, options)
+            return definition.layout(height, width, grid.prefix, **dataclasses.asdict(options))
+        return _layout(height, width, grid.prefix, options)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid, bias = context.grid, context.grid.key_bias(q.dtype)
+        places = grid.cells
+        if grid.depth > 1:
+            places = canvas.places(grid.depth, grid.height, grid.width, q.device).expand(len(q), -1)
         out = operations.foveal(
-            q, k, v, self.layout(grid), scale=self.scale, key_bias=bias, places=grid.cells, dropout=self.dropout
+            q, k, v, self.layout(grid), scale=self.scale, key_bias=bias, places=places, dropout=self.dropout
         )
         return out, context
 
@@ -80,7 +85,7 @@ class Foveal(Attention):
 
     def refuses(self, grid: Grid) -> str | None:
         self.layout(grid)  # sizes that do not fit each other are an error whatever the grid
-        return None
+        return "it does not take reduced sets of several frames" if grid.reduced and grid.depth > 1 else None
 
     def case(self, grid: Grid, batch: int = 1) -> Case:
         return self.case_of("foveal", self.layout(grid), batch)

@@ -21,6 +21,7 @@ from .values import Context, Grid
 @register
 class Full(Attention):
     name = "full"
+    frames = True
     provides = frozenset({"scores", "class_attention", "keys"})
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:

@@ -1,7 +1,7 @@
 """The values that pass through attentions: where the tokens stand, what travels with them, and what it costs.
 
 Shapes: B batch · H heads · N tokens · C model width. Tokens are ordered prefix first (class and register tokens), then
-the patches row by row.
+the patches row by row, frame by frame.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ ENTRIES = {
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Where the tokens stand: `prefix` tokens in front, then the patches of a `height` × `width` grid, row by row.
+    """Where the tokens stand: `prefix` tokens in front, then the patches of a `height` × `width` grid, row by row; of a
+    video, or of several views, those of `depth` such grids, one after the other.
 
     After token reduction the patches that remain are listed per image: `cells` [B, n] says which cell of the grid each
     came from, `sizes` [B, n] how many original tokens it stands for, and `owners` [B, height · width] which of them
@@ -37,6 +38,7 @@ class Grid:
     cells: Tensor | None = None
     sizes: Tensor | None = None
     owners: Tensor | None = None
+    depth: int = 1
 
     @property
     def reduced(self) -> bool:
@@ -44,7 +46,7 @@ class Grid:
 
     @property
     def patches(self) -> int:
-        return self.height * self.width if self.cells is None else self.cells.shape[1]
+        return self.depth * self.height * self.width if self.cells is None else self.cells.shape[1]
 
     @property
     def tokens(self) -> int:
@@ -58,7 +60,7 @@ class Grid:
 
     def whole(self) -> Grid:
         """The grid before any token was dropped or merged."""
-        return Grid(self.height, self.width, self.prefix)
+        return Grid(self.height, self.width, self.prefix, depth=self.depth)
 
     def reduced_to(self, patches: int) -> Grid:
         """A grid with so many patches left, for counting costs: which ones is not known."""
@@ -116,7 +118,8 @@ class Grid:
 
     def __str__(self) -> str:
         prefix = f"{self.prefix}+" if self.prefix else ""
-        return f"{prefix}{self.height}x{self.width}" + (f" reduced to {self.patches}" if self.reduced else "")
+        frames = f"{self.depth}x" if self.depth > 1 else ""
+        return f"{prefix}{frames}{self.height}x{self.width}" + (f" reduced to {self.patches}" if self.reduced else "")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +165,7 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
     )
 
 
-_register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix"))
+_register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth"))
 _register_pytree(Context, ("grid", "scores", "class_attention", "keys", "losses"), ("wants",))
 
 

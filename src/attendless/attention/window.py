@@ -9,6 +9,8 @@ does, normal with deviation 0.02, cut off at 2. `window:bias=false`, in every la
 comparison runs: its numbers for "Swin" (28.27 M, 4.528 G at patch 4, window 7; window 8 at patch 7) belong to plain
 windows that never shift, Swin's own numbers to the alternation with bias.
 
+Frames of a video have their windows each.
+
 Prefix tokens are global: they look at all tokens, and every patch looks at them (without a bias).
 
 Any grid: a side that is not a multiple of `size` is padded, and padding is never looked at. A side no longer than the
@@ -70,21 +72,23 @@ class Side:
 
 
 def partition(x: Tensor, rows: Side, columns: Side) -> Tensor:
-    """Patches [B, H, N, D] → windows [B, H, W, T, D]."""
+    """Patches [B, H, N, D] → windows [B, H, W, T, D], those of one frame after those of another."""
+    heads, x = x.shape[1], x.unflatten(2, (-1, rows.cells * columns.cells)).flatten(1, 2)
     x = F.pad(x.unflatten(2, (rows.cells, columns.cells)), (0, 0, 0, columns.padding, 0, rows.padding))
     if rows.shift or columns.shift:
         x = x.roll((-rows.shift, -columns.shift), dims=(2, 3))
     x = x.unflatten(3, (columns.count, columns.size)).unflatten(2, (rows.count, rows.size))
-    return x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
+    return x.transpose(3, 4).flatten(4, 5).flatten(2, 3).unflatten(1, (heads, -1)).flatten(2, 3)
 
 
 def unpartition(x: Tensor, rows: Side, columns: Side) -> Tensor:
     """Windows [B, H, W, T, D] → patches [B, H, N, D]; padding is dropped."""
+    heads, x = x.shape[1], x.unflatten(2, (-1, rows.count * columns.count)).flatten(1, 2)
     x = x.unflatten(3, (rows.size, columns.size)).unflatten(2, (rows.count, columns.count))
     x = x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
     if rows.shift or columns.shift:
         x = x.roll((rows.shift, columns.shift), dims=(2, 3))
-    return x[:, :, : rows.cells, : columns.cells].flatten(2, 3)
+    return x[:, :, : rows.cells, : columns.cells].flatten(2, 3).unflatten(1, (heads, -1)).flatten(2, 3)
 
 
 def visible(rows: Side, columns: Side, device: torch.device) -> Tensor | None:
@@ -122,6 +126,8 @@ def window(
     queries, keys, values = (partition(t[:, :, prefix:], rows, columns) for t in (q, k, v))
     keys, values = _see_prefix(keys, k[:, :, :prefix]), _see_prefix(values, v[:, :, :prefix])
     mask = _mask(visible(rows, columns, q.device), bias, prefix, queries)
+    if mask is not None and mask.shape[1] > 1:  # of each window in a frame, and so in every frame
+        mask = mask.repeat(1, queries.shape[2] // mask.shape[1], 1, 1)
     out = full_windows(queries, keys, values, mask, scale=scale, dropout=dropout)
     out = unpartition(out, rows, columns)
     if not prefix:
@@ -171,6 +177,7 @@ class WindowOptions(options.Options):
 @register
 class Window(Attention):
     name = "window"
+    frames = True
     provides = frozenset({"class_attention", "keys"})
     Options = WindowOptions
     undecayed = frozenset({"relative_position_bias_table"})
@@ -200,7 +207,7 @@ class Window(Attention):
     def core_macs(self, grid: Grid) -> int:
         """Windows at their full size, padding included, as Swin counts them and as they are computed."""
         rows, columns = self.sides(grid)
-        windows, patches = rows.count * columns.count, rows.size * columns.size
+        windows, patches = grid.depth * rows.count * columns.count, rows.size * columns.size
         pairs = windows * patches * (patches + grid.prefix) + grid.prefix * grid.tokens
         return 2 * pairs * self.attn_dim
 

@@ -50,7 +50,7 @@ def pays_from(
     """
     patch = -(-size[0] // grid.height)
     for cells in range(1, LARGEST // patch + 1):
-        square = Grid(cells, cells, grid.prefix)
+        square = Grid(cells, cells, grid.prefix, depth=grid.depth)
         if cells * patch <= min(size) or attention.refuses(square) is not None:
             continue
         if breakeven(attention, square, current(square)).keep:

@@ -17,7 +17,6 @@ from typing import Any
 from torch import nn
 
 from ..attention import Grid
-from ..errors import UserError
 from .watch import Size, Watch
 
 
@@ -160,9 +159,7 @@ def grid_of(watch: Watch, family: Family, config: Any, tokens: int) -> Grid:
 
 
 def _grid(size: Size, prefix: int) -> Grid:
-    if size[0] > 1:
-        raise UserError("a grid of several frames cannot be served")
-    return Grid(size[1], size[2], prefix)
+    return Grid(size[1], size[2], prefix, depth=size[0])
 
 
 def _attends(module: nn.Module) -> bool:

@@ -145,8 +145,8 @@ def wrong_shapes(trial: Trial) -> None:
 def reduced_grids(trial: Trial) -> None:
     """A grid from which tokens were dropped or merged is served, or refused with a UserError."""
     cells = trial.grid.patches // 2
-    left = {"cells": torch.arange(cells)[None], "sizes": torch.full((1, cells), 2.0)}
-    reduced = Grid(trial.grid.height, trial.grid.width, trial.grid.prefix, **left)
+    left = torch.arange(cells)[None], torch.full((1, cells), 2.0)
+    reduced = Grid(trial.grid.height, trial.grid.width, trial.grid.prefix, *left)
     context = left_before(1, reduced).only(trial.module.reads)
     refusal = trial.module.refuses(reduced)
     try:
