@@ -1,14 +1,15 @@
 """What do the models people run at high resolution gain? Each as it comes, against the same attending less.
 
-    python benchmarks/models.py [NAME …] [--threads 1] [--budget 60] [--no-memory] [--json F]
+    python benchmarks/models.py [NAME …] [--threads 1] [--budget 60] [--no-memory] [--into docs/models.md] [--json F]
 
 For each model, at its usual size, in one run: Amdahl's cap of its blocks, milliseconds as timm or transformers run it
 (their fused path), how many times sooner it is attending less (the two take turns; median of paired ratios, quartiles
 behind it), peak memory of either in a process of its own, and by how much the outputs differ when every key is seen
 (`foveal:keep=1`): that is rounding, and proves that nothing was mistaken. (Of Swin: with its own windows.)
 
-The weights are random: they prove equality and speed, and nothing about accuracy. The table is Markdown, for
-docs/models.md.
+The weights are random: they prove equality and speed, and nothing about accuracy. (LayerScale begins near 0 and would
+hide what attention does: it is set to 1.) The table is Markdown, for docs/models.md, where `--into` puts it between two
+comments.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from attendless.stamp import stamp, stamp_line
 from attendless_cli.output import write_json
 
 FOVEAL, EVERYTHING = "foveal:keep=0.1", "foveal:keep=1"
+START, END = "<!-- benchmarks/models.py --into docs/models.md -->", "<!-- end -->"
 SWIN = "window+window:shift=3"
 
 
@@ -131,8 +133,17 @@ ROWS: dict[str, Row] = {
 def build(name: str, attention: str | None = None, keep: bool = False) -> nn.Module:
     """The row's model as it comes, or attending with `attention`."""
     row = ROWS[name]
+    return Images(attending(row, made(row), attention, keep)[0], row.frames)
+
+
+def made(row: Row) -> Any:
     torch.manual_seed(0)
-    return Images(attending(row, row.make().eval(), attention, keep)[0], row.frames)
+    model = row.make().eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            if name.rpartition(".")[2].startswith(("gamma", "lambda")):
+                value.fill_(1)
+    return model
 
 
 def attending(row: Row, model: Any, attention: str | None, keep: bool = False) -> tuple[Any, Any]:
@@ -150,19 +161,18 @@ def attending(row: Row, model: Any, attention: str | None, keep: bool = False) -
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """One row for each attention of a model."""
     row = ROWS[name]
-    torch.manual_seed(0)
-    model = row.make().eval()
+    model = made(row)
     images = torch.rand(1, 3 * max(row.frames, 1), *row.size)
     contestants, reports = {"as it comes": Images(model, row.frames)}, {}
     for attention in row.attentions:
-        made, reports[attention] = attending(row, copy.deepcopy(model), attention)
-        contestants[attention] = Images(made.eval(), row.frames)
+        less, reports[attention] = attending(row, copy.deepcopy(model), attention)
+        contestants[attention] = Images(less.eval(), row.frames)
     found = race({key: call(each, images) for key, each in contestants.items()}, budget=options.budget)
     exact, _ = attending(row, copy.deepcopy(model), row.exact, keep=True)
     with torch.inference_mode():
         a, b = contestants["as it comes"](images), Images(exact.eval(), row.frames)(images)
     difference = max(float((x - y).abs().max() / x.abs().max()) for x, y in zip(a, b, strict=True))
-    del contestants, exact, model, made
+    del contestants, exact, model, less
     rows = []
     for attention, report in reports.items():
         versus, done = found.compare(attention, "as it comes"), [x for x in report.layers if x.decision == "converted"]
@@ -242,6 +252,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of the race of each model")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure no memory")
+    parser.add_argument("--into", type=Path, help="put the table into this page too")
     parser.add_argument("--json", help="write the rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -249,7 +260,8 @@ def main() -> None:
     if not chosen:
         sys.exit(f"no model is called like {' or '.join(options.names)}. There are: {', '.join(ROWS)}")
     machine = stamp()
-    print(markdown(COLUMNS), markdown(["---"] * len(COLUMNS)), sep="\n", flush=True)
+    lines = [markdown(COLUMNS), markdown(["---"] * len(COLUMNS))]
+    print(*lines, sep="\n", flush=True)
     rows, failed = [], []
     for name in chosen:
         try:
@@ -258,11 +270,21 @@ def main() -> None:
             failed.append(f"{name}: {error}")
             continue
         rows += found
-        print(*(markdown(cells(row)) for row in found), sep="\n", flush=True)
-    print(f"\n(`python benchmarks/models.py`, batch 1, fp32; {stamp_line(machine)}{_transformers()})")
+        lines += [markdown(cells(row)) for row in found]
+        print(*lines[-len(found) :], sep="\n", flush=True)
+    lines += ["", f"(`python benchmarks/models.py`, batch 1, fp32; {stamp_line(machine)}{_transformers()})"]
+    print(*lines[-2:], sep="\n")
+    if options.into:
+        put(options.into, lines)
     write_json(options.json, {"stamp": machine, "rows": rows})
     if failed:
         sys.exit("\n".join(failed))
+
+
+def put(page: Path, lines: Sequence[str]) -> None:
+    """Let the table stand between the comments of a page."""
+    before, rest = page.read_text().split(START, 1)
+    page.write_text("\n".join([before + START, *lines, END + rest.split(END, 1)[1]]))
 
 
 def _transformers() -> str:

@@ -18,9 +18,9 @@ from attendless import UserError
 from attendless.convert import door, towers
 from attendless.convert.watch import Watch
 
-pytest.importorskip("transformers")
+transformers = pytest.importorskip("transformers")
 
-from huggingface_models import IMAGE, MODELS, TINY, build, image, words
+from huggingface_models import IMAGE, MODELS, TINY, image, words  # noqa: E402
 
 QUICK = ("dinov2", "dinov3_vit", "clip", "yolos", "depth_anything", "siglip2", "sam2")
 EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
@@ -192,13 +192,29 @@ def test_a_mask_is_honoured_and_said_once() -> None:
     assert len(said) == 1
 
 
-def test_what_cannot_be_served_is_refused_by_name() -> None:
-    mae = build("ViTMAEModel", "ViTMAEConfig", **TINY, **IMAGE)
-    with pytest.raises(UserError, match=r"ViTMAEModel holds no .*: ViTMAEAttention: its encoder sees a random part"):
-        attendless.huggingface.watch(mae)
-    beit = build("BeitModel", "BeitConfig", **TINY, **IMAGE, use_relative_position_bias=True)
-    with pytest.raises(UserError, match="BeitAttention: its relative position bias is a mask"):
-        attendless.huggingface.watch(beit)
+WHOLE = {**TINY, **IMAGE}
+REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "vit_mae": ("ViTMAEModel", "ViTMAEConfig", WHOLE, "ViTMAEAttention: its encoder sees a random part"),
+    "beit": ("BeitModel", "BeitConfig", WHOLE, "BeitAttention: its relative position bias is a mask"),
+    "data2vec": ("Data2VecVisionModel", "Data2VecVisionConfig", WHOLE, "its relative position bias is a mask"),
+    "swin": ("SwinModel", "SwinConfig", {}, "it attends in windows already"),
+    "vitdet": ("VitDetModel", "VitDetConfig", WHOLE, "VitDetAttention: it is not behind transformers"),
+    "pixtral": ("PixtralVisionModel", "PixtralVisionConfig", WHOLE, "packs the patches of images of different sizes"),
+    "radio": ("RadioModel", "RadioConfig", WHOLE, "packs the patches of images of different sizes"),
+    "segformer": ("SegformerModel", "SegformerConfig", {}, "its keys are fewer than its queries already"),
+    "bert": ("BertModel", "BertConfig", {}, "BertSelfAttention: not a vision attention that is known"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_served_is_refused_by_name(name: str) -> None:
+    model, config, arguments, reason = REFUSED[name]
+    with torch.device("meta"):
+        made = getattr(transformers, model)(getattr(transformers, config)(**arguments))
+    with pytest.raises(UserError, match=f"{model} holds no attention that can be served: .*{reason}"):
+        attendless.huggingface.watch(made)
+    with pytest.raises(UserError, match=f"nothing in {model} can be patched: .*{reason}"):
+        attendless.patch(made, "foveal:keep=0.1")
 
 
 @pytest.mark.parametrize(

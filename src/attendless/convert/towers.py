@@ -64,18 +64,20 @@ SHAPED = ("Siglip2VisionEmbeddings",)
 _BIAS = "its relative position bias is a mask"
 _PACKED = "it packs the patches of images of different sizes into one row"
 _ORDER = "its tokens are ordered window by window, not row by row"
+_WINDOWS = "it attends in windows already"
+_FEWER = "its keys are fewer than its queries already"
 _CLOSED = "it is not behind transformers' AttentionInterface"
 #: Vision attentions that are known and cannot be served, and why.
 REFUSED: dict[str, str] = {
     "ViTMAEAttention": "its encoder sees a random part of the patches, shuffled",
-    **dict.fromkeys(("BeitAttention", "Data2VecVisionAttention"), _BIAS),
+    **dict.fromkeys(("BeitAttention", "Data2VecVisionSelfAttention", "Data2VecVisionSdpaSelfAttention"), _BIAS),
     **dict.fromkeys(("RfDetrDinov2Attention", "LwDetrViTAttention"), _ORDER),
     **dict.fromkeys(("PixtralAttention", "VisionAttention", "Qwen2_5_VLVisionAttention"), _PACKED),
     **dict.fromkeys(("Qwen3VLVisionAttention", "Glm4vVisionAttention", "RadioAttention"), _PACKED),
-    "SwinAttention": "it attends in windows already",
-    "SamVisionAttention": f"{_CLOSED}, and {_BIAS}",
-    "SamVisionSdpaAttention": f"{_CLOSED}, and {_BIAS}",
-    **dict.fromkeys(("VitDetAttention", "HieraMaskUnitAttention", "LevitAttention"), _CLOSED),
+    **dict.fromkeys(("SwinAttention", "Swinv2SelfAttention", "DonutSwinSelfAttention"), _WINDOWS),
+    **dict.fromkeys(("SegformerAttention", "PvtEfficientSelfAttention", "PvtV2SelfAttention"), _FEWER),
+    **dict.fromkeys(("SamVisionAttention", "SamVisionSdpaAttention"), f"{_CLOSED}, and {_BIAS}"),
+    **dict.fromkeys(("VitDetAttention", "HieraMaskUnitAttention", "LevitAttention", "BlipAttention"), _CLOSED),
 }
 
 
