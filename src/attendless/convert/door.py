@@ -56,7 +56,8 @@ class Seat:
         if key not in self.cores:
             spec = expand(attention, self.of)[self.index]
             full = spec.name == "full"
-            self.cores[key] = None if full else core(spec, heads, head_dim, Grid(1, 1), scaling, dropout)
+            turn = self.family.turn if self.family else 0.0
+            self.cores[key] = None if full else core(spec, heads, head_dim, Grid(1, 1), scaling, dropout, turn)
         return self.cores[key]
 
 
@@ -183,13 +184,23 @@ def attend(
 
 
 def core(
-    spec: Spec, heads: int, head_dim: int, grid: Grid, scaling: float | None = None, dropout: float = 0.0
+    spec: Spec,
+    heads: int,
+    head_dim: int,
+    grid: Grid,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    turn: float = 0.0,
 ) -> Attention:
-    """The mechanism alone, for q, k and v that a model has projected itself."""
+    """The mechanism alone, for q, k and v that a model has projected (and rotated by `turn` a patch) itself."""
     check_core(spec)
-    made = create(spec, heads * head_dim, heads, grid=grid, head_dim=head_dim, attn_drop=dropout, projections=False)
+    made: Any = create(
+        spec, heads * head_dim, heads, grid=grid, head_dim=head_dim, attn_drop=dropout, projections=False
+    )
     if scaling is not None:
         made.scale = scaling
+    if hasattr(made, "turn"):
+        made.turn = turn
     return made.train(dropout > 0)
 
 

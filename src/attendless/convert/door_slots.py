@@ -79,7 +79,7 @@ class DoorSlot:
         return set(self.weights()), set(), set()
 
     def make(self, spec: Spec) -> Attention:
-        return door.core(spec, *self.place.heads, self.grid)
+        return door.core(spec, *self.place.heads, self.grid, turn=self.place.family.turn)
 
     def put(self, attention: Attention) -> None:
         if door.seat_of(self.place.module) is None:

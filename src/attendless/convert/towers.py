@@ -24,12 +24,14 @@ from .watch import Size, Watch
 class Family:
     """How many tokens stand in `front` of the patches (or which numbers may), and how many `behind`, by configuration.
 
-    `own`: the attention is given [B, height, width, C] and no other tokens, so that its input is watched.
+    `own`: the attention is given [B, height, width, C] and no other tokens, so that its input is watched. `turn`: how
+    far rotary positions turn keys from one patch to the next, in radians, where that is the same on every grid.
     """
 
     front: Callable[[Any], tuple[int, ...]]
     behind: Callable[[Any], int] = lambda config: 0
     own: bool = False
+    turn: float = 0.0
 
 
 _BARE = Family(lambda config: (0,))
@@ -41,18 +43,20 @@ _OWN = Family(lambda config: (0,), own=True)
 
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(("Aimv2Attention", "IJepaAttention", "JanusVisionAttention", "Ovis2VisionAttention"), _BARE),
-    **dict.fromkeys(("SiglipAttention", "VitPoseBackboneSelfAttention", "VJEPA2RopeAttention"), _BARE),
+    **dict.fromkeys(("SiglipAttention", "VitPoseBackboneSelfAttention"), _BARE),
     **dict.fromkeys(("VideoMAESelfAttention", "Idefics2VisionAttention", "Idefics3VisionAttention"), _BARE),
     **dict.fromkeys(("SmolVLMVisionAttention", "Siglip2Attention"), _BARE),
     **dict.fromkeys(("ViTAttention", "ViTMSNAttention", "Dinov2Attention", "DPTSelfAttention"), _CLASS),
     **dict.fromkeys(("CLIPAttention", "MetaClip2Attention", "AltCLIPAttention", "ChineseCLIPVisionAttention"), _CLASS),
     **dict.fromkeys(("CLIPSegAttention", "OwlViTAttention", "Owlv2Attention", "GitVisionAttention"), _CLASS),
     **dict.fromkeys(("Blip2Attention", "InstructBlipAttention", "Kosmos2VisionAttention"), _CLASS),
-    **dict.fromkeys(("MLCDAttention", "InternVLVisionAttention", "VivitAttention"), _CLASS),
+    **dict.fromkeys(("InternVLVisionAttention", "VivitAttention"), _CLASS),
     **dict.fromkeys(("Dinov2WithRegistersAttention", "DINOv3ViTAttention", "Sapiens2Attention"), _REGISTERS),
     **dict.fromkeys(("Tipsv2VisionAttention",), _REGISTERS),
     **dict.fromkeys(("EomtAttention", "EomtDinov3Attention", "VideomtAttention"), _QUERIES),
     **dict.fromkeys(("Sam2MultiScaleAttention", "Sam3ViTRoPEAttention"), _OWN),
+    "MLCDAttention": Family(lambda config: (1,), turn=1.0),
+    "VJEPA2RopeAttention": Family(lambda config: (0,), turn=1.0),
     "DeiTAttention": Family(lambda config: (2,)),
     "PixioAttention": Family(lambda config: (config.n_cls_tokens,)),
     "YolosSelfAttention": Family(lambda config: (1,), lambda config: config.num_detection_tokens),
