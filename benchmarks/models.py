@@ -126,6 +126,7 @@ ROWS: dict[str, Row] = {
     "HF · OWLv2 B/16": from_hf("Owlv2VisionModel", 960, **BASE, intermediate_size=3072, image_size=960, patch_size=16),
     "HF · YOLOS-S": from_hf("YolosModel", (512, 864), **SMALL, intermediate_size=1536, image_size=[512, 864]),
     "HF · SAM 2 Hiera-T": from_hf("Sam2HieraDetModel", 1024),
+    "HF · SAM ViT-B": dataclasses.replace(from_hf("SamVisionModel", 1024), attentions=("full", FOVEAL)),
     "HF · VideoMAE B, 16 frames": from_hf("VideoMAEModel", 224, 16, **BASE, intermediate_size=3072),
 }
 

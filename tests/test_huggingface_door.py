@@ -20,7 +20,7 @@ from attendless.convert.watch import Watch
 
 transformers = pytest.importorskip("transformers")
 
-from huggingface_models import IMAGE, MODELS, TINY, image, words  # noqa: E402
+from huggingface_models import IMAGE, MODELS, TINY, image, random_weights, words  # noqa: E402
 
 QUICK = ("dinov2", "dinov3_vit", "clip", "yolos", "depth_anything", "siglip2", "sam2")
 EVERY = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MODELS]
@@ -317,6 +317,29 @@ def test_patch_and_unpatch_a_depth_model() -> None:
     hooks = [hook for m in model.modules() for hook in (*m._forward_hooks.values(), *m._forward_pre_hooks.values())]
     assert not any(isinstance(getattr(hook, "__self__", None), Watch) for hook in hooks)
     assert attendless.unpatch(model) == 0
+
+
+@pytest.mark.parametrize("side", [64, 96])
+def test_sam_is_folded_by_patch(side: int) -> None:
+    """Its attention is not behind transformers' switch; `full` computes the same without the bias."""
+    sizes = {"image_size": side, "patch_size": 8, "window_size": 4, "global_attn_indexes": [1]}
+    config = transformers.SamVisionConfig(**TINY, **sizes, output_channels=16, mlp_dim=64)
+    model = random_weights(transformers.SamVisionModel(config))
+    inputs = image(side, side)
+    then, slope, state = run(model, inputs), gradient(model, inputs), model.state_dict().keys()
+    for attention in ("full", "foveal:keep=1"):
+        report = attendless.patch(model, attention, below_breakeven="keep")
+        assert not report.unserved
+        assert [layer.name for layer in report.layers] == ["vision_encoder.layers.0", "vision_encoder.layers.1"]
+        assert furthest(then, run(model, inputs)) < 1e-4
+        assert furthest(slope, gradient(model, inputs), float(max(g.abs().max() for g in slope))) < 1e-4
+    attendless.patch(model, "foveal:keep=0.1", below_breakeven="keep")
+    assert furthest(then, run(copy.deepcopy(model), inputs)) > 1e-3
+    assert model.state_dict().keys() == state
+    assert attendless.unpatch(model) == 2
+    assert all(map(torch.equal, then, run(model, inputs)))
+    with pytest.raises(UserError, match=r"SamVisionSdpaAttention: attendless.patch serves it"):
+        attendless.huggingface.watch(model)
 
 
 def test_patch_counts_what_is_left_and_says_why() -> None:

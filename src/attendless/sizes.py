@@ -37,7 +37,10 @@ def input_size(model: Any) -> Size:
     was made for, whatever it is used for: its configuration says that.
     """
     found = getattr(getattr(model, "patch_embed", None), "img_size", None)
-    if found is None or not hasattr(model, "set_input_size"):
+    theirs = getattr(getattr(model, "config", None), "image_size", None)  # Hugging Face's models
+    if theirs is not None:
+        found = theirs
+    elif found is None or not hasattr(model, "set_input_size"):
         found = image_config(model).get("input_size", (3, 224, 224))[-2:]
     return parse_size(found if isinstance(found, int) else tuple(found))
 

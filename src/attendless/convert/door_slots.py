@@ -7,6 +7,8 @@ lets the configuration say that name. Nothing else is kept, so transformers' own
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -95,6 +97,9 @@ class DoorSlot:
         if self.spec is not None:
             self.put(self.make(parse("full")))
         return None
+
+    def standing(self) -> Callable[[], None]:
+        return partial(self.put, self.make(self.spec or parse("full")))
 
     def rival(self, grid: Grid) -> Macs | None:
         return None  # full attention is what it has

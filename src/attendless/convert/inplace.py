@@ -78,7 +78,7 @@ class AdaptedSlot:
 
     def make(self, spec: Spec) -> Attention:
         weight = next(self.module.parameters())
-        heads = self.module.num_heads
+        heads = getattr(self.module, "num_heads", None) or self.module.num_attention_heads
         width = self.module.qkv.in_features if self.module.qkv is not None else self.module.q_proj.in_features
         ours: Any = create(
             spec,

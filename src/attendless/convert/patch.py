@@ -54,7 +54,8 @@ def patch(
     known = owners(model, wanted)
     behind, left = door_slots.slots(model, wanted)
     slots: list[Any] = [*inplace.slots(model, wanted), *behind]
-    others = [*unserved(model, known), *left]
+    named = {slot.name for slot in slots}
+    others = [*unserved(model, known), *((name, why) for name, why in left if name not in named)]
     if not slots:
         why = "; ".join(f"{name or type(model).__name__}: {reason}" for name, reason in others[:3])
         raise UserError(f"nothing in {type(model).__name__} can be patched: {why or 'no attention of a known class'}")

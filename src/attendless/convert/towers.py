@@ -70,6 +70,8 @@ _PACKED = "it packs the patches of images of different sizes into one row"
 _ORDER = "its tokens are ordered window by window, not row by row"
 _WINDOWS = "it attends in windows already"
 _FEWER = "its keys are fewer than its queries already"
+_PATCH = "attendless.patch serves it, not transformers' switch"
+_EAGER = "it computes its scores itself: build the model with attn_implementation='sdpa'"
 _CLOSED = "it is not behind transformers' AttentionInterface"
 #: Vision attentions that are known and cannot be served, and why.
 REFUSED: dict[str, str] = {
@@ -80,7 +82,8 @@ REFUSED: dict[str, str] = {
     **dict.fromkeys(("Qwen3VLVisionAttention", "Glm4vVisionAttention", "RadioAttention"), _PACKED),
     **dict.fromkeys(("SwinAttention", "Swinv2SelfAttention", "DonutSwinSelfAttention"), _WINDOWS),
     **dict.fromkeys(("SegformerAttention", "PvtEfficientSelfAttention", "PvtV2SelfAttention"), _FEWER),
-    **dict.fromkeys(("SamVisionAttention", "SamVisionSdpaAttention"), f"{_CLOSED}, and {_BIAS}"),
+    **dict.fromkeys(("SamVisionSdpaAttention", "SamHQVisionSdpaAttention"), _PATCH),
+    **dict.fromkeys(("SamVisionAttention", "SamHQVisionAttention"), _EAGER),
     **dict.fromkeys(("VitDetAttention", "HieraMaskUnitAttention", "LevitAttention", "BlipAttention"), _CLOSED),
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from timm.layers import AttentionRope
 from timm.models.beit import Attention as BeitAttention
 from timm.models.eva import EvaAttention
@@ -32,13 +34,17 @@ class Hiera(AdaptedMap, MultiScaleAttention):  # type: ignore[misc]
     original = MultiScaleAttention
 
 
-class Sam(AdaptedMap, SamAttention):  # type: ignore[misc]
-    """Its relative positions go to the core folded into q and k, and to full attention as they are."""
+class Folded(AdaptedMap):
+    """Of an attention with SAM's relative positions: they go to the core folded into q and k, and to full attention as
+    they are."""
 
-    original = SamAttention
     folds = True
     #: Its own forward must not build the bias. (As with `fused_attn`, the instance keeps its own.)
     use_rel_pos = property(lambda self: False)
+
+    def table(self, side: int, weights: Tensor) -> Tensor:
+        """The positions of a side of the grid [side, side, D], by query and key."""
+        raise NotImplementedError(f"{type(self).__name__} does not define table")
 
     def placed(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         if not hasattr(self, "rel_pos_h"):
@@ -52,9 +58,15 @@ class Sam(AdaptedMap, SamAttention):  # type: ignore[misc]
         return decomposed.full(q, k, v, r, c, scale=self.core.scale, dropout=self.core.dropout)
 
     def tables(self, grid: Grid) -> tuple[Tensor, Tensor]:
-        sides = ((grid.height, self.rel_pos_h), (grid.width, self.rel_pos_w))
-        rows, columns = (get_rel_pos(side, side, table) for side, table in sides)
-        return rows, columns
+        module: Any = self
+        return self.table(grid.height, module.rel_pos_h), self.table(grid.width, module.rel_pos_w)
+
+
+class Sam(Folded, SamAttention):  # type: ignore[misc]
+    original = SamAttention
+
+    def table(self, side: int, weights: Tensor) -> Tensor:
+        return get_rel_pos(side, side, weights)
 
 
 ADAPTED: dict[type[nn.Module], type[Adapted]] = {cls.original: cls for cls in (Vit, Rope, Eva, Hiera, Sam)}

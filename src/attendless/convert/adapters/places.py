@@ -24,6 +24,7 @@ from torch import nn
 
 from ...attention import Grid
 from ...sizes import Size, input_size
+from . import huggingface
 from .attentions import ADAPTED, REFUSED
 from .contract import Adapted
 
@@ -65,12 +66,21 @@ def _rows(owner: Any, size: Size) -> Iterator[Place]:
 def _sam(owner: Any, size: Size) -> Iterator[Place]:
     height, width = owner.patch_embed.dynamic_feat_size(size)
     for i, block in enumerate(owner.blocks):
-        side = block.window_size
-        if side:
-            windows, why = ceil(height / side) * ceil(width / side), f"it attends in windows of {side}x{side} already"
-            yield Place(f"blocks.{i}.attn", Grid(side, side), windows, why, height * width, height * width)
-        else:
-            yield Place(f"blocks.{i}.attn", Grid(height, width))
+        yield _windowed(f"blocks.{i}.attn", height, width, block.window_size)
+
+
+def _hf_sam(owner: Any, size: Size) -> Iterator[Place]:
+    height, width = (side // owner.config.patch_size for side in size)
+    for i, layer in enumerate(owner.layers):
+        if _original(layer.attn) in ADAPTED:
+            yield _windowed(f"layers.{i}.attn", height, width, layer.window_size)
+
+
+def _windowed(path: str, height: int, width: int, side: int) -> Place:
+    if not side:
+        return Place(path, Grid(height, width))
+    windows, why = ceil(height / side) * ceil(width / side), f"it attends in windows of {side}x{side} already"
+    return Place(path, Grid(side, side), windows, why, height * width, height * width)
 
 
 def _hiera(owner: Any, size: Size) -> Iterator[Place]:
@@ -109,6 +119,9 @@ _REFUSED_OWNERS: dict[type, str] = {NaFlexVit: "the images of a batch have a gri
 
 def owners(model: nn.Module, size: Size | None = None) -> list[Owner]:
     """Every owner in `model`, with its places for images of `size` (default: what each was made for)."""
+    for attention, encoder in huggingface.imported():
+        ADAPTED.setdefault(attention, huggingface.adapted(attention))
+        _BY_CLASS.setdefault(encoder, _hf_sam)
     found = []
     for path, module in model.named_modules():
         find = _finder(module)
