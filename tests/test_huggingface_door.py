@@ -233,7 +233,7 @@ def test_attentions_that_do_not_go_through(attention: str, reason: str) -> None:
 
 def test_tokens_without_an_image_are_refused() -> None:
     model = patched(MODELS["dinov2"].make(), "foveal:keep=0.1")
-    with pytest.raises(UserError, match="tokens came without an image"):
+    with pytest.raises(UserError, match="no image went through the model"):
         model.encoder(torch.randn(1, 65, 32))
     run(model, image(64, 64))
     with pytest.raises(UserError, match="8x8 patches, and 59 arrive"):

@@ -174,7 +174,7 @@ def test_tokens_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="no image went through"):
         model.blocks[0](torch.randn(1, 21, 96))
     model(torch.randn(1, 3, 64, 64))
-    with pytest.raises(UserError, match="got 20 tokens, but the image makes 21"):
+    with pytest.raises(UserError, match="cut into 4x4 patches, and 15 arrive"):
         model.blocks[0](torch.randn(1, 20, 96))
 
 
@@ -192,7 +192,7 @@ def test_checkpointing_runs_a_layer_again_on_its_own_grid() -> None:
     torch.testing.assert_close(model.blocks[0].attn.qkv.weight.grad, plain)
     twice = model(x).sum()
     model(wide)  # as many tokens, another grid: which one is run again cannot be told
-    with pytest.raises(UserError, match=r"grids 5\+2x8 and 5\+4x4"):
+    with pytest.raises(UserError, match="2x8 or 4x4 may be its patches"):
         twice.backward()
 
 

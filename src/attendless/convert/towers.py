@@ -11,13 +11,12 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from math import ceil
-from operator import index
 from typing import Any
 
 from torch import nn
 
 from ..attention import Grid
-from .watch import Size, Watch
+from .watch import Size, Watch, number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,15 +153,14 @@ def find(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
         grid = _grid(_size(embedding, module.config, size), prefix)
         places.append(Place(name, module, family, embedding, around(name), grid))
     for _, tower in itertools.groupby(places, key=lambda place: id(place.module.config)):
-        for number, place in enumerate(members := list(tower)):
-            place.index, place.of = number, len(members)
+        for which, place in enumerate(members := list(tower)):
+            place.index, place.of = which, len(members)
     return Found(tuple(places), left)
 
 
 def grid_of(watch: Watch, family: Family, config: Any, tokens: int) -> Grid:
     """The grid that so many tokens stand on now, those behind the patches counted among the prefix."""
-    tokens = index(tokens)  # a plain number, for which a compiled model is then compiled
-    behind, front = family.behind(config), family.front(config)
+    tokens, behind, front = number(tokens), family.behind(config), family.front(config)
     size = watch.size(tuple(tokens - behind - count for count in front))
     return _grid(size, tokens - size[0] * size[1] * size[2])
 

@@ -23,6 +23,11 @@ from ..errors import UserError
 Size = tuple[int, int, int]
 
 
+def number(side: int) -> int:
+    """A side of a grid as a plain number, also where a compiler would leave it open: each grid gets its graph."""
+    return index(side)
+
+
 class Watch:
     """Sees the patch embedding's output [B, C, (frames,) height, width] go by, and remembers its size."""
 
@@ -50,7 +55,7 @@ class Watch:
         self.saw(sides.pop() if len(sides) == 1 else (0, 0))
 
     def saw(self, sides: tuple[int, ...]) -> None:
-        *frames, height, width = map(index, sides)  # plain numbers, for which a compiled model is then compiled
+        *frames, height, width = map(number, sides)
         size = (frames[0] if frames else 1, height, width)
         if torch.compiler.is_compiling():  # which follows a plain attribute, and traces one call at a time
             self._compiled = size
@@ -67,7 +72,7 @@ class Watch:
         else:
             size = getattr(self._here, "size", None)
         if size is None:
-            raise UserError("the grid of patches is not known: tokens came without an image through this model")
+            raise UserError("where these tokens stand is not known: no image went through the model in this thread")
         if size[0] * size[1] * size[2] not in patches:
             expected = " or ".join(str(count) for count in patches)
             raise UserError(

@@ -17,7 +17,8 @@ from torch.overrides import TorchFunctionMode
 
 from ...attention import Attention, Context, Grid, Spec
 from ...errors import UserError
-from .where import Where, number
+from ..watch import number
+from .where import Where
 
 
 class _Handing(TorchFunctionMode):
