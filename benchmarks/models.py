@@ -112,7 +112,7 @@ ROWS: dict[str, Row] = {
     "timm · DINOv3 B/16": from_timm("vit_base_patch16_dinov3", 1024),
     "timm · EVA-02 B/14": from_timm("eva02_base_patch14_448", 448),
     "timm · SAM ViT-B": from_timm("samvit_base_patch16", 1024, attentions=("full", FOVEAL)),
-    "timm · SAM 2 Hiera-T": from_timm("sam2_hiera_tiny", 1024),
+    "timm · SAM 2 Hiera-T": Row(lambda: timm.create_model("sam2_hiera_tiny"), (1024, 1024)),
     "timm · Swin-T": from_timm("swin_tiny_patch4_window7_224", 448, attentions=(SWIN,), exact=SWIN),
     "HF · DINOv2 S/14": from_hf("Dinov2Model", 518, **SMALL, **DINOV2),
     "HF · DINOv3 S/16": from_hf(
