@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 import attendless
 from attendless import UserError
-from attendless.measure.clock import race
+from attendless.measure.clock import device_timer, enough, race, warm_up
 from attendless.measure.memory import peak_memory
 from attendless.sizes import size_text
 from attendless.stamp import stamp, stamp_line
@@ -37,6 +37,8 @@ from attendless_cli.output import write_json
 
 FOVEAL, EVERYTHING = "foveal:keep=0.1", "foveal:keep=1"
 START, END = "<!-- benchmarks/models.py --into docs/models.md -->", "<!-- end -->"
+#: A race has at least so many rounds, however long that takes: fewer than 8 give no verdict.
+PAIRS = 10
 SWIN = "window+window:shift=3"
 
 
@@ -168,7 +170,9 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     for attention in row.attentions:
         less, reports[attention] = attending(row, copy.deepcopy(model), attention)
         contestants[attention] = Images(less.eval(), row.frames)
-    found = race({key: call(each, images) for key, each in contestants.items()}, budget=options.budget)
+    calls = {key: call(each, images) for key, each in contestants.items()}
+    lap = sum(warm_up(each, device_timer(), limit=0) for each in calls.values())
+    found = race(calls, budget=max(options.budget, PAIRS * lap))
     exact, _ = attending(row, copy.deepcopy(model), row.exact, keep=True)
     with torch.inference_mode():
         a, b = contestants["as it comes"](images), Images(exact.eval(), row.frames)(images)
@@ -228,7 +232,7 @@ def cells(row: dict[str, Any]) -> list[str]:
     low, high = row["quartiles"]
     speed = f"{row['speedup']:.2f}× ({low:.2f}–{high:.2f}, {row['pairs']} pairs)"
     if not row["distinguishable"]:
-        speed += ", not distinguishable"
+        speed += ", not distinguishable" if enough(row["pairs"]) else ", too few for a verdict"
     return [
         row["model"],
         row["size"],
@@ -251,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"parts of models' names (default: all): {', '.join(ROWS)}")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of the race of each model")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of the race of each model, at least")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure no memory")
     parser.add_argument("--into", type=Path, help="put the table into this page too")
     parser.add_argument("--json", help="write the rows to this file")
