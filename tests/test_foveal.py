@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -36,9 +37,9 @@ def draw(plan: Layout, batch: int = 2, heads: int = 2, dim: int = 4, patches: in
     return [torch.randn(batch, heads, tokens, dim, dtype=torch.float64) for _ in range(3)]
 
 
-def plan_of(case: str) -> Layout:
+def plan_of(case: str, order: int = 1) -> Layout:
     height, width, prefix, keep, cell, tile, coarse = CASES[case]
-    return foveal.layout(height, width, prefix, keep=keep, cell=cell, tile=tile, coarse=coarse)
+    return foveal.layout(height, width, prefix, keep=keep, cell=cell, tile=tile, coarse=coarse, order=order)
 
 
 class Loops:
@@ -77,11 +78,26 @@ class Loops:
             chosen[row, column] = sorted(index for _, index in sorted(ranks)[: plan.budget])
         return chosen
 
+    def weight(self, i: int, tokens: list[int]) -> Tensor:
+        """How much query i looks at the mean of these tokens, before it is shared out."""
+        return sum(self.size[t] for t in tokens) * torch.exp(SCALE * self.q[i] @ self.mean("k", tuple(tokens)))
+
+    @functools.cache  # noqa: B019
+    def slope(self, size: int) -> Tensor:
+        """How values vary with keys inside size × size blocks, token by token."""
+        total, weight = torch.zeros(self.k.shape[1], self.v.shape[1], dtype=self.k.dtype), 0.0
+        for tokens in self.inside(size).values():
+            for t in tokens:
+                dk, dv = (getattr(self, name)[t] - self.mean(name, tuple(tokens)) for name in "kv")
+                total, weight = total + self.size[t] * torch.outer(dk, dv), weight + self.size[t]
+        return total / weight
+
     def attend(self, chosen: dict[tuple[int, int], list[int]]) -> tuple[Tensor, list[int]]:
         """Each token's output, and how many keys it met."""
         plan, outputs, met = self.plan, [], []
         cells = self.inside(plan.cell)
         for i in range(len(self.q)):
+            blurs: list[tuple[int, list[list[int]]]] = []
             if i < plan.prefix:
                 groups = [[t] for t in range(len(self.q))]
             else:
@@ -91,22 +107,24 @@ class Loops:
                 groups += [[t] for cell in sharp for t in cells[cell]]
                 ratio = plan.coarse // plan.cell if plan.coarse else 1
                 touched = {(row // ratio, column // ratio) for row, column in sharp}
-                groups += [
+                near = [
                     tokens
                     for (row, column), tokens in cells.items()
                     if (row, column) not in sharp and (not plan.coarse or (row // ratio, column // ratio) in touched)
                 ]
+                blurs = [(plan.cell, near)]
                 if plan.coarse:
-                    groups += [tokens for place, tokens in self.inside(plan.coarse).items() if place not in touched]
-            groups = [tokens for tokens in groups if tokens]
-            weights = torch.stack(
-                [
-                    sum(self.size[t] for t in tokens) * torch.exp(SCALE * self.q[i] @ self.mean("k", tuple(tokens)))
-                    for tokens in groups
-                ]
-            )
-            values = torch.stack([self.mean("v", tuple(tokens)) for tokens in groups])
-            outputs.append(weights @ values / weights.sum())
+                    far = [tokens for place, tokens in self.inside(plan.coarse).items() if place not in touched]
+                    blurs.append((plan.coarse, far))
+            groups = [tokens for tokens in [*groups, *(t for _, blurred in blurs for t in blurred)] if tokens]
+            weights = {tuple(tokens): self.weight(i, tokens) for tokens in groups}
+            total = sum(weights.values())
+            out = sum(weight / total * self.mean("v", tokens) for tokens, weight in weights.items())
+            for size, blurred in blurs:
+                mass = sum(weights[tuple(tokens)] / total for tokens in blurred if tokens)
+                if plan.order:
+                    out = out + mass * SCALE * (self.q[i] @ self.slope(size))
+            outputs.append(out)
             met.append(len(groups))
         return torch.stack(outputs), met
 
@@ -134,9 +152,9 @@ def computed(q: Tensor, k: Tensor, v: Tensor, plan: Layout, **given: Tensor | No
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("merged", [False, True])
-def test_equals_the_definition_with_gradients(case: str, merged: bool) -> None:
-    plan = plan_of(case)
+@pytest.mark.parametrize(("order", "merged"), [(0, False), (1, False), (1, True)])
+def test_equals_the_definition_with_gradients(case: str, order: int, merged: bool) -> None:
+    plan = plan_of(case, order)
     inputs = [x.requires_grad_() for x in draw(plan)]
     bias = torch.randint(1, 5, (2, plan.prefix + plan.patches)).double().log() if merged else None
     cells, expected, _ = by_loops(*inputs, plan, bias)
@@ -221,12 +239,49 @@ def test_macs_count_the_keys_met(case: str) -> None:
     q, k, v = draw(plan)
     met = by_loops(q, k, v, plan)[2]
     tokens, dim = plan.prefix + plan.patches, 24
-    counted = dim * (plan.tiles * plan.cells + 2 * sum(met) / 4)  # 2 images × 2 heads
+    first_order = 8 * foveal.slope_macs(plan, plan.patches)
+    counted = dim * (plan.tiles * plan.cells + 2 * sum(met) / 4 + first_order)  # 2 images × 2 heads
     whole = plan.height % plan.cell == plan.width % plan.cell == 0
     if whole and not plan.coarse:
-        assert foveal.macs(plan, dim) == counted
+        assert foveal.macs(plan, dim, 8) == counted
     else:
-        assert counted <= foveal.macs(plan, dim) <= dim * (plan.tiles * plan.cells + 2 * tokens**2)
+        most = dim * (plan.tiles * plan.cells + 2 * tokens**2 + first_order)
+        assert counted <= foveal.macs(plan, dim, 8) <= most
+
+
+def test_macs_of_the_first_order() -> None:
+    """One row by one row of each head: to make H of every patch, and for every patch query."""
+    plans = {
+        (order, coarse): foveal.layout(8, 8, 1, keep=0.1, cell=2, tile=2, coarse=coarse, order=order)
+        for order in (0, 1)
+        for coarse in (0, 4)
+    }
+    added = {coarse: foveal.macs(plans[1, coarse], 32, 16) - foveal.macs(plans[0, coarse], 32, 16) for coarse in (0, 4)}
+    heads = 2
+    assert added == {0: heads * 16 * 16 * (64 + 64), 4: heads * 16 * 16 * (64 + 16 + 2 * 64)}
+
+
+def test_the_first_order_gives_back_what_varies_within_cells() -> None:
+    """Values that are a linear function of keys, and scores so small that a softmax is nearly linear: then H is exact."""
+    torch.manual_seed(0)
+    plan = foveal.layout(8, 8, keep=0, cell=4, tile=1, coarse=0)
+    q, k, _ = draw(plan)
+    turn, scale = torch.randn(4, 4, dtype=torch.float64), 1e-3
+    v = k @ turn
+    full = torch.softmax(scale * q @ k.transpose(-2, -1), dim=-1) @ v
+    error = {}
+    for order in (0, 1):
+        blurred = dataclasses.replace(plan, order=order)
+        chosen = foveal.select(q, k, blurred, scale=scale)
+        error[order] = (foveal.attend(q, k, v, chosen, blurred, scale=scale) - full).abs().max().item()
+    assert error[1] < error[0] / 3
+
+
+def test_where_nothing_is_blurred_or_varies_there_is_no_first_order() -> None:
+    assert foveal.layout(8, 8, keep=0.1, cell=2).order == 1
+    assert foveal.layout(8, 8, keep=1, cell=2).order == 0
+    assert foveal.layout(8, 8, keep=0.1, cell=1, coarse=0).order == 0
+    assert foveal.layout(8, 8, keep=0.1, cell=1, coarse=2).order == 1
 
 
 def test_sizes_that_do_not_fit_are_answered() -> None:
@@ -256,7 +311,7 @@ def test_the_module_is_the_functions_between_projections() -> None:
     chosen = foveal.select(q, k, plan, scale=module.scale)
     expected = module.merge(foveal.attend(q, k, v, chosen, plan, scale=module.scale))
     torch.testing.assert_close(module(x, Context(grid))[0], expected, atol=1e-5, rtol=1e-5)
-    assert module.core_macs(grid) == foveal.macs(plan, 32)
+    assert module.core_macs(grid) == foveal.macs(plan, 32, 16)
 
 
 def test_the_module_serves_reduced_grids_and_leaves_the_class_row() -> None:

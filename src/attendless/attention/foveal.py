@@ -1,6 +1,7 @@
 """Foveal attention: sharp where a tile of queries looks, blurred elsewhere. It goes into a pretrained model untrained.
 
     out_i = softmax over { tokens of the cells chosen for i's tile, prefix tokens, every other cell as one mean key }
+          + mass on blurred cells · scale · q_i H        H: how values vary with keys inside cells, on average
 
 The definition, with its two halves `select` and `attend`, is in `attendless.sparse.foveal`; there are no weights beyond
 those of full attention. `keep` is the share of cells a tile looks at closely; at 1 this is full attention. Frames of a
@@ -32,6 +33,12 @@ class Options(options.Options):
     tile: int | Literal["auto"] = options.option("auto", "side of a square tile of queries that choose together", low=1)
     coarse: int | Literal["auto"] = options.option(
         "auto", "side of the larger cells far from any choice; 0 for none", low=0
+    )
+    order: int = options.option(
+        1,
+        "1: a blurred cell also tells, to first order, how its values vary with its keys; 0: its means alone",
+        low=0,
+        high=1,
     )
 
 
@@ -81,7 +88,7 @@ class Foveal(Attention):
         return torch.nn.functional.pad(sharp.any(2), (grid.prefix, 0), value=True)
 
     def core_macs(self, grid: Grid) -> int:
-        return definition.macs(self.layout(grid), self.attn_dim, patches=grid.patches)
+        return definition.macs(self.layout(grid), self.attn_dim, self.head_dim, patches=grid.patches)
 
     def refuses(self, grid: Grid) -> str | None:
         self.layout(grid)  # sizes that do not fit each other are an error whatever the grid

@@ -14,6 +14,14 @@ partial). With w the tokens a key stands for (1, unless tokens were merged), a c
 With `coarse` the rest is blurred twice: a coarse cell in which nothing was chosen is one key; in the others each cell
 that was not chosen is one. No probability mass is dropped, and with every cell chosen this is full attention.
 
+Inside a cell keys and values vary together, and a mean key with a mean value loses that. With `order` 1 what is lost is
+given back to first order, as an average over the grid:
+
+    H = Σ w (k − k̄)(v − v̄)ᵀ / Σ w        out_i ← out_i + m_i · scale · q_i H
+
+m_i is the mass query i's softmax gives to blurred cells, k̄ and v̄ are the means of a token's cell. Coarse cells have an
+H and a mass of their own.
+
 Shapes: B batch · H heads · N tokens · n patches · D head width · T tiles · M cells chosen.
 This file is the definition in PyTorch, differentiable; it masks dense products and is meant to be read and tested
 against, not timed.
@@ -35,7 +43,8 @@ Auto = Literal["auto"]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a grid is cut into key cells and query tiles, and how many cells a tile looks at closely (`budget`)."""
+    """How a grid is cut into key cells and query tiles, how many cells a tile looks at closely (`budget`), and whether
+    what a blur loses is given back to first order (`order`)."""
 
     height: int
     width: int
@@ -44,11 +53,18 @@ class Layout:
     tile: int
     coarse: int
     budget: int
+    order: int = 0
 
     @property
-    def sizes(self) -> tuple[int, int, int, int, int, int, int]:
+    def sizes(self) -> tuple[int, ...]:
         """As the kernels read it."""
-        return self.height, self.width, self.prefix, self.cell, self.tile, self.coarse, self.budget
+        return dataclasses.astuple(self)
+
+    @property
+    def levels(self) -> tuple[tuple[int, int], ...]:
+        """Side and number of the cells of each blur, the finer first."""
+        fine, coarse = (self.cell, self.cells), (self.coarse, self.coarse_cells)
+        return (fine, coarse) if self.coarse else (fine,)
 
     @property
     def patches(self) -> int:
@@ -80,6 +96,7 @@ def layout(
     cell: int | Auto = "auto",
     tile: int | Auto = "auto",
     coarse: int | Auto = "auto",
+    order: int = 1,
 ) -> Layout:
     """Cut a grid so that a tile looks closely at a share `keep` of the cells, its own always among them.
 
@@ -99,7 +116,10 @@ def layout(
         )
     plan = Layout(height, width, prefix, cell, tile, coarse, budget=0)
     own = _most_overlapped(height, tile, cell) * _most_overlapped(width, tile, cell)
-    return dataclasses.replace(plan, budget=min(plan.cells, max(own, round(keep * plan.cells))))
+    budget = min(plan.cells, max(own, round(keep * plan.cells)))
+    # With every cell chosen nothing is blurred; in cells of one token nothing varies.
+    order = order if budget < plan.cells and max(cell, coarse) > 1 else 0
+    return dataclasses.replace(plan, budget=budget, order=order)
 
 
 # Where things are: plain functions of the layout ---------------------------------------------------------------------
@@ -166,6 +186,19 @@ def blur(x: Tensor, block: Tensor, count: int, weight: Tensor | None = None) -> 
     return mean.to(x.dtype), total[:, 0, :, 0].log()
 
 
+def slope(k: Tensor, v: Tensor, k_mean: Tensor, v_mean: Tensor, block: Tensor, weight: Tensor | None = None) -> Tensor:
+    """H = Σ w (k − k̄)(v − v̄)ᵀ / Σ w over all patches: [B, H, D, ·]. How values turn with keys inside a block."""
+    block = block.to(k.device)[:, None, :, None]
+    wide = torch.promote_types(k.dtype, torch.float32)
+    k, v = (
+        x.to(wide) - mean.to(wide).gather(2, block.expand(*x.shape[:3], mean.shape[3]))
+        for x, mean in ((k, k_mean), (v, v_mean))
+    )
+    w = k.new_ones(k.shape[0], 1, k.shape[2], 1) if weight is None else weight.to(wide)[:, None, :, None]
+    total = w.sum(dim=2, keepdim=True)
+    return ((w * k).transpose(-2, -1) @ v / torch.where(total > 0, total, 1)).to(k_mean.dtype)
+
+
 def _patch_weight(key_bias: Tensor | None, prefix: int) -> Tensor | None:
     return None if key_bias is None else key_bias[:, prefix:].exp()
 
@@ -209,31 +242,41 @@ def attend(
     cell = block_of(layout, layout.cell, places).to(device)
 
     sharp = chosen.new_zeros(*chosen.shape[:3], layout.cells, dtype=torch.bool).scatter(3, chosen.long(), True)
-    blurred = ~sharp
     exact = sharp.gather(3, cell[:, None, None].expand(*sharp.shape[:3], -1))
-    levels = [(layout.cell, layout.cells, blurred)]
+    blurred = [~sharp]
     if layout.coarse:
         parent = parent_of(layout).to(device)
         touched = sharp.new_zeros(*sharp.shape[:3], layout.coarse_cells).scatter(3, parent[chosen.long()], True)
-        levels = [(layout.cell, layout.cells, blurred & touched[..., parent])]
-        levels += [(layout.coarse, layout.coarse_cells, ~touched)]
+        blurred = [~sharp & touched[..., parent], ~touched]
 
-    keys, values = [k], [v]
+    keys, values, slopes = [k], [v], []
     bias = [token_bias[:, None, None, :P].expand(*sharp.shape[:3], -1)]
     bias += [torch.where(exact, token_bias[:, None, None, P:], never)]
-    for size, count, seen in levels:
+    for (size, count), seen in zip(layout.levels, blurred, strict=True):
         block = block_of(layout, size, places)
         k_mean, log_count = blur(k[:, :, P:], block, count, weight)
-        keys += [k_mean]
-        values += [blur(v[:, :, P:], block, count, weight)[0]]
+        v_mean, _ = blur(v[:, :, P:], block, count, weight)
+        keys, values = [*keys, k_mean], [*values, v_mean]
         bias += [torch.where(seen, log_count[:, None, None].to(q.dtype), never)]
+        if layout.order:
+            slopes += [slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight)]
 
     tile = block_of(layout, layout.tile, places).to(device)
     mask_BHTK = torch.cat(bias, dim=3)
     mask = mask_BHTK.gather(2, tile[:, None, :, None].expand(*mask_BHTK.shape[:2], -1, mask_BHTK.shape[3]))
+    all_values = torch.cat(values, dim=2)
+    if slopes:  # one more channel for each blur is 1 at its means: what comes out of it is the mass they got
+        counts = torch.tensor([count for _, count in layout.levels], device=device)
+        marks = torch.eye(len(slopes), dtype=v.dtype, device=device).repeat_interleave(counts, dim=0)
+        marks = F.pad(marks, (0, 0, v.shape[2], 0)).expand(*v.shape[:2], -1, -1)
+        all_values = torch.cat([all_values, marks], dim=3)
     patches = F.scaled_dot_product_attention(
-        q[:, :, P:], torch.cat(keys, dim=2), torch.cat(values, dim=2), attn_mask=mask, scale=scale, dropout_p=dropout
+        q[:, :, P:], torch.cat(keys, dim=2), all_values, attn_mask=mask, scale=scale, dropout_p=dropout
     )
+    if slopes:
+        patches, mass = patches[..., : v.shape[3]], patches[..., v.shape[3] :]
+        for i, each in enumerate(slopes):
+            patches = patches + mass[..., i : i + 1] * (scale * q[:, :, P:] @ each)
     if not P:
         return patches
     bias_BK = None if key_bias is None else token_bias[:, None, None]
@@ -257,10 +300,20 @@ def keys_seen(layout: Layout, patches: int) -> int:
     return layout.prefix + min(exact + rest, patches)
 
 
-def macs(layout: Layout, dim: int, patches: int | None = None) -> int:
-    """Multiply-accumulates for one image of width `dim` (all heads): choosing, patch queries, prefix queries."""
+def slope_macs(layout: Layout, patches: int) -> int:
+    """Products of two rows of a head that order 1 takes: an H is made of the patches, a coarse one from it and the
+    cells, and each is applied to every patch query."""
+    if not layout.order:
+        return 0
+    made = patches + (layout.cells if layout.coarse else 0)
+    return made + len(layout.levels) * patches
+
+
+def macs(layout: Layout, dim: int, width: int, patches: int | None = None) -> int:
+    """Multiply-accumulates for one image of `dim` channels in heads of `width`: choosing, patch queries, prefix
+    queries, and what `order` adds."""
     patches = layout.patches if patches is None else patches
     choosing = layout.tiles * layout.cells
     sharp_and_blurred = 2 * patches * keys_seen(layout, patches)
     prefix = 2 * layout.prefix * (layout.prefix + patches)
-    return dim * (choosing + sharp_and_blurred + prefix)
+    return dim * (choosing + sharp_and_blurred + prefix + width * slope_macs(layout, patches))

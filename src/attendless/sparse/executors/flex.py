@@ -33,6 +33,8 @@ class FovealByFlex(Executor):
     select = staticmethod(select)
 
     def refuses(self, case: Case) -> str:
+        if case.plan.order:
+            return "FlexAttention hands out no mass of the blurred cells, which order=1 needs"
         if case.dropout:
             return "FlexAttention does not drop attention weights at random"
         if case.dtype == torch.float64:
@@ -40,7 +42,7 @@ class FovealByFlex(Executor):
         return f"FlexAttention needs heads at least 16 wide, these are {case.width}" if case.width < 16 else ""
 
     def macs(self, case: Case) -> int:
-        return case.batch * macs(case.plan, case.dim)
+        return case.batch * macs(case.plan, case.dim, case.width)
 
     def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **where: Tensor | None) -> Tensor:
         chosen = self.select(q, k, case.plan, scale=scale, **where)

@@ -35,7 +35,8 @@ class FovealInTorch(Executor):
     def macs(self, case: Case) -> int:
         layout = case.plan
         keys = layout.tokens + layout.cells + layout.coarse_cells
-        return case.batch * case.dim * (layout.tiles * layout.cells + 2 * layout.tokens * keys)
+        first_order = 2 * case.width * layout.patches * len(layout.levels) if layout.order else 0
+        return case.batch * case.dim * (layout.tiles * layout.cells + 2 * layout.tokens * keys + first_order)
 
     def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **where: Tensor | None) -> Tensor:
         chosen = self.select(q, k, case.plan, scale=scale, **where)
