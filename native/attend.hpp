@@ -18,21 +18,21 @@ struct Attend {
   }
 
   static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
-                      Cursor scratch) {
-    if (queries.count > 8) return Full::forward(rows, list, count, queries, scale, scratch);
+                      const Blurs& blurs, Cursor scratch) {
+    if (queries.count > 8) return Full::forward(rows, list, count, queries, scale, blurs, scratch);
     for (int i = 0; i < queries.count; i += 4) {
       const Queries four = queries.some(i, 4);
       const auto few = four.count == 1   ? FewQueries<W, 1>::forward
                        : four.count == 2 ? FewQueries<W, 2>::forward
                                          : FewQueries<W, 4>::forward;
-      few(rows, list, count, four, scale, scratch);
+      few(rows, list, count, four, scale, blurs, scratch);
     }
   }
 
   static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count,
-                       const Queries& queries, float scale, bool repeats, Cursor scratch) {
+                       const Queries& queries, float scale, bool repeats, const Blurs& blurs, Cursor scratch) {
     const auto backward = queries.count > 8 ? Full::backward : Half::backward;
-    backward(rows, grads, list, count, queries, scale, repeats, scratch);
+    backward(rows, grads, list, count, queries, scale, repeats, blurs, scratch);
   }
 };
 

@@ -10,19 +10,21 @@ template <int W, int Q>
 struct FewQueries {
   using S = Simd<W>;
   using F = typename S::F;
+  using I = typename S::I;
   static constexpr int R = W / Q;
 
   static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
-                      Cursor scratch) {
+                      const Blurs& blurs, Cursor scratch) {
     const int width = padded(rows.width), value_width = padded(rows.value_width);
     float* const q = scratch.floats(Q * width);
     float* const out = scratch.floats(Q * value_width);
     float* const p = scratch.floats(Q * kChunk);
+    float* const turned = scratch.floats(Q * width);
     for (int i = 0; i < Q; ++i) {
       for (int c = 0; c < width; ++c) q[i * width + c] = c < rows.width ? queries.q[i][c] * (scale * kLog2e) : 0.f;
     }
     std::memset(out, 0, sizeof(float) * Q * value_width);
-    F most = S::splat(-kInfinity), base = most, total{};
+    F most = S::splat(-kInfinity), base = most, total{}, mass[2] = {};
     for (int at = 0; at < count; at += kChunk) {
       const Chunk chunk(rows, list + at, count - at);
       for (int r = 0; r < chunk.count; r += R) {
@@ -35,6 +37,7 @@ struct FewQueries {
         for (int i = Q; i < W; i *= 2) most = S::max(most, S::rotate(most, i));  // each query's over its R lanes
         const F factor = S::exp2(base - S::finite(most));
         total *= factor;
+        for (F& each : mass) each *= factor;
         base = most;
         for (int i = 0; i < Q; ++i) {
           for (int c = 0; c < value_width; c += W) {
@@ -46,11 +49,20 @@ struct FewQueries {
       for (int i = 0; i < chunk.count * Q; i += W) {
         const F x = S::exp2(S::load(p + i) - S::finite(base));
         total += x;
+        for (int b = 0; b < blurs.count; ++b) {
+          const I key = lanes_of_keys() + (at + i / Q);
+          mass[b] += (key >= blurs.at[b].begin) & (key < blurs.at[b].end) ? x : F{};
+        }
         S::store(p + i, x);
       }
-      int c = 0;
-      for (; c + R * W <= value_width; c += R * W) combine<R>(chunk, p, out, c, value_width);
-      for (; c < value_width; c += W) combine<1>(chunk, p, out, c, value_width);
+      combine_all(chunk.value, p, chunk.count, out, value_width);
+    }
+    for (int b = 0; b < blurs.count; ++b) {
+      for (int i = Q; i < W; i *= 2) mass[b] += S::rotate(mass[b], i);
+      for (int i = 0; i < Q; ++i) {
+        for (int c = 0; c < rows.width; ++c) turned[c * Q + i] = q[i * width + c] * (mass[b][i] * kLn2);
+      }
+      combine_all(blurs.at[b].slope, turned, rows.width, out, value_width);
     }
     for (int i = Q; i < W; i *= 2) total += S::rotate(total, i);
     const F lse = (base + S::log2(total)) * kLn2;
@@ -80,16 +92,30 @@ struct FewQueries {
     return S::sums(sum) + start;
   }
 
+  // Which of a vector's R keys each lane belongs to.
+  static INLINE I lanes_of_keys() {
+    I key{};
+    UNROLL for (int i = 0; i < W; ++i) key[i] = i / Q;
+    return key;
+  }
+
+  // out[query][c] += Σ_r row[r][c] · p[r][query] over `count` rows, for every channel c < width.
+  static INLINE void combine_all(const float* const* row, const float* p, int count, float* out, int width) {
+    int c = 0;
+    for (; c + R * W <= width; c += R * W) combine<R>(row, p, count, out, c, width);
+    for (; c < width; c += W) combine<1>(row, p, count, out, c, width);
+  }
+
   // K vectors of channels for all queries.
   template <int K>
-  static INLINE void combine(const Chunk& chunk, const float* p, float* out, int c, int width) {
+  static INLINE void combine(const float* const* row, const float* p, int count, float* out, int c, int width) {
     F sum[Q][K];
     UNROLL for (int i = 0; i < Q; ++i) {
       UNROLL for (int j = 0; j < K; ++j) sum[i][j] = S::load(out + i * width + c + j * W);
     }
-    for (int r = 0; r < chunk.count; ++r) {
+    for (int r = 0; r < count; ++r) {
       F value[K];
-      UNROLL for (int j = 0; j < K; ++j) value[j] = S::load(chunk.value[r] + c + j * W);
+      UNROLL for (int j = 0; j < K; ++j) value[j] = S::load(row[r] + c + j * W);
       UNROLL for (int i = 0; i < Q; ++i) {
         const F weight = S::splat(p[r * Q + i]);
         UNROLL for (int j = 0; j < K; ++j) sum[i][j] += weight * value[j];

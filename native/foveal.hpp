@@ -5,8 +5,8 @@
 // of each coarse cell. A mean's bias is the log of the tokens it stands for.
 #pragma once
 
-#include "head.hpp"
 #include "select.hpp"
+#include "slope.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
 
@@ -22,6 +22,9 @@ struct FovealHead {
   const int tokens, prefix, cells, tiles, parents;
   KvTable rows;
   float* k_meanT;  // of the cells in groups, channels first
+  const int levels;
+  const Slopes<W> slopes;  // of the cells and of the coarse cells
+  using Differences = typename Slopes<W>::Differences;
 
   static int64_t table_rows(const Foveal& f) {
     return f.problem.tokens + f.image->cells.count + f.parents.count + 16;  // 16: biases are read in whole vectors
@@ -60,10 +63,13 @@ struct FovealHead {
         tiles(image.tiles.count),
         parents(f.parents.count),
         rows(memory, table_rows(f), f.problem.q.width, f.problem.v.width),
-        k_meanT(memory.floats(int64_t(padded(cells)) * rows.width)) {}
+        k_meanT(memory.floats(int64_t(padded(cells)) * rows.width)),
+        levels(f.order && f.attend ? 1 + (parents > 0) : 0),
+        slopes(memory, levels, f.problem.q.width, f.problem.v.width, f.problem.out_grad.data != nullptr) {}
 
   void prepare() const {
     pack();
+    make_slopes();
     if (foveal.select) transpose_means();
   }
 
@@ -71,8 +77,8 @@ struct FovealHead {
   int pieces() const { return prefix_pieces() + (tiles + kTiles - 1) / kTiles; }
 
   void forward(int piece, const Local& local) const {
-    const auto attend = [&](int keys, const int32_t* token, int count) {
-      attend_all<W>(head, rows, local.list, keys, token, count, local.attend);
+    const auto attend = [&](int keys, const int32_t* token, int count, const Blurs& blurs) {
+      attend_all<W>(head, rows, local.list, keys, token, count, local.attend, blurs);
     };
     if (piece < prefix_pieces()) return visit_prefix(piece * kPrefix, local, attend);
     const int first = (piece - prefix_pieces()) * kTiles, last = least(first + kTiles, tiles);
@@ -84,10 +90,12 @@ struct FovealHead {
   }
 
   void backward(const KvTable& grads, const Local& local) const {
-    const auto attend = [&](int keys, const int32_t* token, int count) {
-      attend_all_backward<W>(head, rows, grads, local.list, keys, token, count, local.attend);
+    const auto attend = [&](int keys, const int32_t* token, int count, const Blurs& blurs) {
+      attend_all_backward<W>(head, rows, grads, local.list, keys, token, count, local.attend, blurs);
     };
     pack();
+    make_slopes();
+    for (int level = 0; level < levels; ++level) slopes.start_gradient(level);
     for (int first = 0; first < prefix; first += kPrefix) visit_prefix(first, local, attend);
     for (int tile = 0; tile < tiles; ++tile) visit(tile, chosen_cells(tile), local, attend);
     unpool(grads);
@@ -123,6 +131,42 @@ struct FovealHead {
     C::sum(rows.key(mean), count, padded(rows.width), [&](int i) { return rows.key(part(i)); }, factor);
     C::sum(rows.value(mean), count, padded(rows.value_width), [&](int i) { return rows.value(part(i)); }, factor);
     rows.bias[mean] = __builtin_log2f(total);
+  }
+
+  // Every row that differs from its mean, with its weight, to `take`, a chunk at a time: patches from their cells, or
+  // cells from their coarse cells.
+  template <class Take>
+  INLINE void differences(int level, Take take) const {
+    Differences found(slopes, rows);
+    const auto add = [&](int row, int mean) {
+      if (found.add(row, mean, weight(row))) take(found);
+    };
+    if (level == 0) {
+      for (int cell = 0; cell < cells; ++cell) {
+        for (int i = image.cells.start[cell]; i < image.cells.start[cell + 1]; ++i) add(prefix + i, tokens + cell);
+      }
+    } else {
+      for (int cell = 0; cell < cells; ++cell) add(tokens + cell, tokens + cells + foveal.parent[cell]);
+    }
+    if (found.count) take(found);
+  }
+
+  // Of all patches: one over the sum of their weights.
+  INLINE float share_of_one() const {
+    float total = 0.f;
+    for (int cell = 0; cell < cells; ++cell) total += weight(tokens + cell);
+    return total > 0.f ? 1.f / total : 1.f;
+  }
+
+  // What differs inside a coarse cell: its patches from their cells, and these from each other.
+  void make_slopes() const {
+    if (!levels) return;
+    const float share = share_of_one();
+    slopes.start();
+    for (int level = 0; level < levels; ++level) {
+      differences(level, [&](Differences& found) { slopes.add(found); });
+      slopes.write(level, share);
+    }
   }
 
   // Choosing --------------------------------------------------------------------------------------------------------
@@ -169,8 +213,8 @@ struct FovealHead {
 
   INLINE bool seen(int row) const { return rows.bias[row] != -kInfinity; }
 
-  // The rows a tile sees.
-  int list_rows(const int32_t* chosen, const Local& local) const {
+  // The rows a tile sees: how many, and which of them are blurs.
+  int list_rows(const int32_t* chosen, const Local& local, Blurs& blurs) const {
     int32_t *const list = local.list, *const sharp = local.sharp;
     int32_t *const touched = local.touched, *const opened = local.opened;
     int n = 0;
@@ -179,6 +223,10 @@ struct FovealHead {
       const int begin = image.cells.start[chosen[m]], end = image.cells.start[chosen[m] + 1];
       for (int i = begin; i < end; ++i) list[n++] = prefix + i;
     }
+    const int sharp_rows = n;
+    const auto blurred = [&](int level, int begin, int end) {
+      if (levels && begin < end) blurs.at[blurs.count++] = {begin, end, slopes.rows[level], slopes.grad_rows[level]};
+    };
     if (!parents) {
       int next = 0;
       for (int m = 0; m <= foveal.budget; ++m) {
@@ -189,6 +237,7 @@ struct FovealHead {
         }
         ++next;
       }
+      blurred(0, sharp_rows, n);
       return n;
     }
     std::memset(sharp, 0, sizeof(int32_t) * cells);
@@ -205,6 +254,7 @@ struct FovealHead {
       opened[open] = parent;
       open += touched[parent];
     }
+    const int coarse_rows = n;
     for (int o = 0; o < open; ++o) {
       const int end = foveal.parents.start[opened[o] + 1];
       for (int i = foveal.parents.start[opened[o]]; i < end; ++i) {
@@ -213,26 +263,40 @@ struct FovealHead {
         n += !sharp[cell] & seen(list[n]);
       }
     }
+    blurred(1, sharp_rows, coarse_rows);
+    blurred(0, coarse_rows, n);
     return n;
   }
 
   template <class Visit>
   INLINE void visit_prefix(int first, const Local& local, Visit attend) const {
     for (int i = 0; i < tokens; ++i) local.list[i] = i;
-    attend(tokens, local.list + first, least(kPrefix, prefix - first));  // tokens and rows: the same numbers
+    attend(tokens, local.list + first, least(kPrefix, prefix - first), Blurs{});  // tokens and rows: the same numbers
   }
 
   template <class Visit>
   INLINE void visit(int tile, const int32_t* chosen, const Local& local, Visit attend) const {
     const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
     for (int i = begin; i < end; ++i) prefetch(head.row(foveal.problem.q, image.tiles.member[i]), rows.width);
-    const int keys = list_rows(chosen, local);
-    attend(keys, image.tiles.member + begin, end - begin);
+    Blurs blurs;
+    const int keys = list_rows(chosen, local, blurs);
+    attend(keys, image.tiles.member + begin, end - begin, blurs);
   }
 
   // Gradients -------------------------------------------------------------------------------------------------------
 
+  // The coarse slope is made of the finer one and of what it adds, so its gradient goes to both.
+  void unmake_slopes(const KvTable& grads) const {
+    const float share = share_of_one();
+    for (int level = levels - 1; level >= 0; --level) {
+      const float mean = slopes.prepare_gradient(level, level ? slopes.slope[0] : nullptr);
+      differences(level, [&](Differences& found) { slopes.add_gradient(level, found, share, mean, grads); });
+      for (int64_t i = 0; level && i < slopes.size(); ++i) slopes.grad[0][i] += slopes.grad[1][i];
+    }
+  }
+
   void unpool(const KvTable& grads) const {
+    unmake_slopes(grads);
     for (int parent = 0; parent < parents; ++parent) {
       for (int i = foveal.parents.start[parent]; i < foveal.parents.start[parent + 1]; ++i) {
         drain(grads, tokens + foveal.parents.member[i], tokens + cells + parent);

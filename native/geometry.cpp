@@ -37,15 +37,16 @@ std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* pla
 
 }  // namespace
 
-Layout::Layout(const std::array<int64_t, 7>& numbers) {
+Layout::Layout(const std::array<int64_t, 8>& numbers) {
   for (const int64_t x : numbers) {
     require(x >= 0 && x <= kLargest, "a layout's numbers must be from 0 to ", kLargest, ", not ", x);
   }
-  int* const to[] = {&height, &width, &prefix, &cell, &tile, &coarse, &budget};
+  int* const to[] = {&height, &width, &prefix, &cell, &tile, &coarse, &budget, &order};
   for (size_t i = 0; i < numbers.size(); ++i) *to[i] = int(numbers[i]);
   require(height >= 1 && width >= 1 && cell >= 1 && tile >= 1 && coarse % cell == 0,
           "height, width, cell and tile must be at least 1, coarse a multiple of cell or 0");
   require(int64_t(height) * width <= kLargest, "a grid of ", height, " × ", width, " places is too large");
+  require(order <= 1, "order must be 0 or 1, not ", order);
   require(budget <= cells(), "a budget of ", budget, " cells is more than the ", cells(), " there are");
 }
 
@@ -53,12 +54,14 @@ int Layout::cells() const { return blocks(height, cell) * blocks(width, cell); }
 int Layout::tiles() const { return blocks(height, tile) * blocks(width, tile); }
 
 bool Layout::operator==(const Layout& other) const {
-  return std::tie(height, width, prefix, cell, tile, coarse, budget) ==
-         std::tie(other.height, other.width, other.prefix, other.cell, other.tile, other.coarse, other.budget);
+  const auto numbers = [](const Layout& x) {
+    return std::tie(x.height, x.width, x.prefix, x.cell, x.tile, x.coarse, x.budget, x.order);
+  };
+  return numbers(*this) == numbers(other);
 }
 
 Geometry::Geometry(const Layout& layout, const int32_t* places, int images, int patches) : layout_(layout) {
-  const auto [height, width, prefix, cell, tile, coarse, budget] = layout;
+  const auto [height, width, prefix, cell, tile, coarse, budget, order] = layout;
   const int cell_columns = blocks(width, cell), cells = layout.cells();
   const int tile_columns = blocks(width, tile), tiles = layout.tiles();
   for (int b = 0; b < (places ? images : 1); ++b) {
@@ -94,6 +97,7 @@ Geometry::Geometry(const Layout& layout, const int32_t* places, int images, int 
 void Geometry::fill(Foveal& foveal) const {
   foveal.prefix = layout_.prefix;
   foveal.budget = layout_.budget;
+  foveal.order = layout_.order;
   foveal.image = images_.data();
   foveal.images = int(images_.size());
   foveal.parents = parents_.view();

@@ -17,10 +17,10 @@ struct Grouping {
 };
 
 struct Layout {
-  int height, width, prefix, cell, tile, coarse, budget;
+  int height, width, prefix, cell, tile, coarse, budget, order;
 
   // Throws std::invalid_argument for numbers that make no grid.
-  explicit Layout(const std::array<int64_t, 7>& numbers);
+  explicit Layout(const std::array<int64_t, 8>& numbers);
   int patches() const { return height * width; }
   int cells() const;
   int tiles() const;

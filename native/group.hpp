@@ -17,11 +17,11 @@ struct Group {
   using Lanes = typename T::Lanes;
   static constexpr int L = T::kLanes;
 
-  // Scratch: a query's channels, values' channels and a chunk's scores, transposed or not; the last four are for the
-  // backward pass.
+  // Scratch: a query's channels, values' channels and a chunk's scores, transposed or not; `keys` and what follows are
+  // for the backward pass, `keys` and `turns` also for what blurs add.
   struct Memory {
     float *keysT, *valuesT, *scores;
-    float *keys, *grads, *values, *slopes;
+    float *keys, *grads, *values, *slopes, *turns[2];
     INLINE Memory(Cursor& memory, int width, int value_width)
         : keysT(memory.floats(L * padded(width))),
           valuesT(memory.floats(L * padded(value_width))),
@@ -29,16 +29,20 @@ struct Group {
           keys(memory.floats(L * padded(width))),
           grads(memory.floats(L * padded(width))),
           values(memory.floats(L * padded(value_width))),
-          slopes(memory.floats(L * kChunk)) {}
+          slopes(memory.floats(L * kChunk)) {
+      for (float*& turn : turns) turn = memory.floats(L * (padded(width) + kGroup));
+    }
   };
 
   static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
-                      Cursor scratch) {
+                      const Blurs& blurs, Cursor scratch) {
     const Memory memory(scratch, rows.width, rows.value_width);
     float *const qT = memory.keysT, *const outT = memory.valuesT, *const p = memory.scores;
     T::gather(queries.q, queries.count, rows.width, scale * kLog2e, qT);
     std::memset(outT, 0, sizeof(float) * L * rows.value_width);
-    Lanes most = Lanes::splat(-kInfinity), base = most, total = Lanes::splat(0.f);
+    Lanes most = Lanes::splat(-kInfinity), base = most, sums[3];
+    UNROLL for (int i = 0; i < 3; ++i) sums[i] = Lanes::splat(0.f);
+    Lanes& total = sums[0];
     for (int at = 0; at < count; at += kChunk) {
       const Chunk chunk(rows, list + at, count - at);
       for (int r = 0; r < chunk.count; r += T::kBlock) {
@@ -49,7 +53,7 @@ struct Group {
         }
         T::dot(chunk.key + r, chunk.bias + r, qT, rows.width, p + r * L, L, &most, ahead);
       }
-      rescale(base, most, total, outT, rows.value_width);
+      rescale(base, most, sums, outT, rows.value_width);
       for (int r = 0; r < chunk.count; ++r) {
         Lanes x = Lanes::load(p + r * L);
         UNROLL for (int j = 0; j < T::kVectors; ++j) {
@@ -58,7 +62,12 @@ struct Group {
         }
         x.store(p + r * L);
       }
+      for (int b = 0; b < blurs.count; ++b) add_mass(blurs.at[b], at, chunk.count, p, sums[1 + b]);
       T::combine(chunk.value, p, chunk.count, rows.value_width, outT);
+    }
+    for (int b = 0; b < blurs.count; ++b) {
+      scaled(qT, rows.width, sums[1 + b], kLn2, memory.keys);
+      T::combine(blurs.at[b].slope, memory.keys, rows.width, rows.value_width, outT);
     }
     Lanes share;
     float lse[L];
@@ -73,7 +82,7 @@ struct Group {
   // Adds to `grads` (the same rows as `rows`) and writes each query's gradient. `repeats`: the list may name a row more
   // than once.
   static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count,
-                       const Queries& queries, float scale, bool repeats, Cursor scratch) {
+                       const Queries& queries, float scale, bool repeats, const Blurs& blurs, Cursor scratch) {
     const int width = padded(rows.width), value_width = padded(rows.value_width);
     const Memory memory(scratch, rows.width, rows.value_width);
     float *const qT = memory.keysT, *const q = memory.keys, *const q_gradT = memory.grads;
@@ -97,11 +106,22 @@ struct Group {
       }
     }
     const Lanes shifts = Lanes::load(shift), means = Lanes::load(mean);
+    Lanes mass[2], gain[2];
+    for (int b = 0; b < blurs.count; ++b) {
+      mass[b] = Lanes::splat(0.f);
+      gain[b] = turn(blurs.at[b].slope, qT, gT, rows, memory.turns[b]);
+    }
     for (int at = 0; at < count; at += kChunk) {
       const Chunk chunk(rows, list + at, count - at), grad(grads, list + at, count - at);
       for (int r = 0; r < chunk.count; r += T::kBlock) {
         T::dot(chunk.key + r, chunk.bias + r, qT, rows.width, p + r * L, L);
         T::dot(chunk.value + r, nullptr, gT, rows.value_width, slope + r * L, L);
+      }
+      for (int b = 0; b < blurs.count; ++b) {
+        const Blur& blur = blurs.at[b];
+        for (int r = most_of(blur.begin - at, 0); r < least(blur.end - at, chunk.count); ++r) {
+          add(slope + r * L, gain[b]);
+        }
       }
       for (int r = 0; r < chunk.count; ++r) {
         Lanes x = Lanes::load(p + r * L), y = Lanes::load(slope + r * L);
@@ -115,24 +135,72 @@ struct Group {
         y.store(slope + r * L);
         grads.bias[list[at + r]] += S::sum(sum);
       }
+      for (int b = 0; b < blurs.count; ++b) add_mass(blurs.at[b], at, chunk.count, p, mass[b]);
       T::combine(chunk.key, slope, chunk.count, rows.width, q_gradT);
       T::scatter(grad.value, p, chunk.count, repeats, g, queries.count, value_width);
       T::scatter(grad.key, slope, chunk.count, repeats, q, queries.count, width);
+    }
+    for (int b = 0; b < blurs.count; ++b) {
+      for (int c = 0; c < rows.width; ++c) {
+        Lanes x = Lanes::load(memory.turns[b] + c * L);
+        UNROLL for (int j = 0; j < T::kVectors; ++j) x.at[j] *= mass[b].at[j];
+        add(q_gradT + c * L, x);
+      }
+      scaled(qT, rows.width, mass[b], kLn2, memory.turns[b]);
+      T::scatter(blurs.at[b].grad, memory.turns[b], rows.width, false, g, queries.count, value_width);
     }
     T::spread(queries.q_grad, queries.count, rows.width, Lanes::splat(scale), q_gradT);
   }
 
  private:
+  static INLINE int most_of(int a, int b) { return a > b ? a : b; }
+
+  static INLINE void add(float* to, const Lanes& what) {
+    Lanes x = Lanes::load(to);
+    UNROLL for (int j = 0; j < T::kVectors; ++j) x.at[j] += what.at[j];
+    x.store(to);
+  }
+
+  // xT[c][lane] · by[lane] · factor
+  static INLINE void scaled(const float* xT, int width, const Lanes& by, float factor, float* to) {
+    for (int c = 0; c < width; ++c) {
+      Lanes x = Lanes::load(xT + c * L);
+      UNROLL for (int j = 0; j < T::kVectors; ++j) x.at[j] *= by.at[j] * factor;
+      x.store(to + c * L);
+    }
+  }
+
+  // The weights of a chunk, which starts `at`, that belong to a blur.
+  static INLINE void add_mass(const Blur& blur, int at, int count, const float* p, Lanes& mass) {
+    for (int r = most_of(blur.begin - at, 0); r < least(blur.end - at, count); ++r) {
+      const Lanes x = Lanes::load(p + r * L);
+      UNROLL for (int j = 0; j < T::kVectors; ++j) mass.at[j] += x.at[j];
+    }
+  }
+
+  // turnT[c][lane] = Σ_e slope[c][e] · gT[e][lane]; returned is its product with the queries: what a blur's mass adds
+  // to the result, along g.
+  static INLINE Lanes turn(const float* const* slope, const float* qT, const float* gT, const KvTable& rows,
+                           float* turnT) {
+    Lanes sum = Lanes::splat(0.f);
+    for (int c = 0; c < rows.width; c += T::kBlock) T::dot(slope + c, nullptr, gT, rows.value_width, turnT + c * L, L);
+    for (int c = 0; c < rows.width; ++c) {
+      const Lanes x = Lanes::load(qT + c * L), y = Lanes::load(turnT + c * L);
+      UNROLL for (int j = 0; j < T::kVectors; ++j) sum.at[j] += x.at[j] * y.at[j] * kLn2;
+    }
+    return sum;
+  }
+
   // Weights are 2^(score - base). The base follows the largest score, but only once it lags far behind: until then
   // weights are large and no less exact, and what was summed can stay as it is.
-  static INLINE void rescale(Lanes& base, const Lanes& most, Lanes& total, float* outT, int width) {
+  static INLINE void rescale(Lanes& base, const Lanes& most, Lanes (&sums)[3], float* outT, int width) {
     bool behind = false;
     UNROLL for (int j = 0; j < T::kVectors; ++j) behind |= S::any(most.at[j] > base.at[j] + 8.f);
     if (!behind) return;
     Lanes factor;
     UNROLL for (int j = 0; j < T::kVectors; ++j) {
       factor.at[j] = S::exp2(base.at[j] - S::finite(most.at[j]));
-      total.at[j] *= factor.at[j];
+      UNROLL for (int i = 0; i < 3; ++i) sums[i].at[j] *= factor.at[j];
     }
     base = most;
     for (int c = 0; c < width; ++c) {

@@ -157,13 +157,15 @@ void try_gather(Random& random) {
   check(t, lists, true);
 }
 
-// With every cell chosen foveal attention is full attention; with few, it must still be the same on any thread.
+// With every cell chosen foveal attention is full attention, to any order; with few, it and its gradients must still be
+// the same on any thread.
 void try_foveal(Random& random) {
   const int height = random.from(1, 12), width = random.from(1, 12), prefix = random.from(0, 5);
   const int cell = random.from(1, 3), tile = random.from(1, 5), coarse = cell * random.from(0, 2);
+  const int order = random.from(0, 1);
   Tensors t(random, prefix + height * width);
   const int cells = (height + cell - 1) / cell * ((width + cell - 1) / cell);
-  const Layout all({height, width, prefix, cell, tile, coarse, cells});
+  const Layout all({height, width, prefix, cell, tile, coarse, cells, order});
   const auto geometry = geometry_of(all);
   std::vector<int32_t> chosen(size_t(t.problem.batch) * t.problem.heads * all.tiles() * cells);
   Foveal foveal{};
@@ -184,18 +186,19 @@ void try_foveal(Random& random) {
   for (int budget = 1; budget <= cells; budget += 1 + cells / 3) {
     std::shared_ptr<const Geometry> few;
     try {
-      few = geometry_of(Layout({height, width, prefix, cell, tile, coarse, budget}));
+      few = geometry_of(Layout({height, width, prefix, cell, tile, coarse, budget, order}));
     } catch (const std::invalid_argument&) {
       continue;  // a tile covers more cells
     }
     few->fill(foveal);
-    foveal.chosen = nullptr;
-    Values first;
+    std::vector<Values> first;
     for (const int threads : {1, 2, 4}) {
       foveal.problem.threads = threads;
       kernels().foveal(foveal);
-      if (first.empty()) first = t.out;
-      if (t.out != first) wrong("foveal differs with threads");
+      kernels().foveal_backward(foveal);
+      const std::vector<Values> now{t.out, t.q_grad, t.k_grad, t.v_grad, t.bias_grad};
+      if (first.empty()) first = now;
+      if (now != first) wrong("foveal differs with threads");
     }
   }
 }

@@ -114,19 +114,19 @@ INLINE void unpack_gradient(const Head& head, const KvTable& grads, int64_t from
 // Attend from `count` queries, however many, to the rows of one list.
 template <int W>
 void attend_all(const Head& head, const KvTable& rows, const int32_t* list, int keys, const int32_t* token, int count,
-                Cursor scratch) {
+                Cursor scratch, const Blurs& blurs = {}) {
   for (int i = 0; i < count; i += kGroup) {
     const Queries queries = head.queries(token + i, least(kGroup, count - i));
-    Attend<W>::forward(rows, list, keys, queries, head.problem.scale, scratch);
+    Attend<W>::forward(rows, list, keys, queries, head.problem.scale, blurs, scratch);
   }
 }
 
 template <int W>
 void attend_all_backward(const Head& head, const KvTable& rows, const KvTable& grads, const int32_t* list, int keys,
-                         const int32_t* token, int count, Cursor scratch) {
+                         const int32_t* token, int count, Cursor scratch, const Blurs& blurs = {}) {
   for (int i = 0; i < count; i += kGroup) {
     const Queries queries = head.queries(token + i, least(kGroup, count - i));
-    Attend<W>::backward(rows, grads, list, keys, queries, head.problem.scale, head.problem.repeats, scratch);
+    Attend<W>::backward(rows, grads, list, keys, queries, head.problem.scale, head.problem.repeats, blurs, scratch);
   }
 }
 

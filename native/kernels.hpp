@@ -40,6 +40,7 @@ struct Image {
 struct Foveal {
   Problem problem;
   int prefix, budget;
+  int order;           // 1: what blurred cells add turns with the query, as values turn with keys inside them
   const Image* image;  // one per image of the batch, or one for all
   int images;
   Groups parents;     // the cells of each coarse cell; none if there is one level

@@ -48,6 +48,18 @@ struct Queries {
   }
 };
 
+// Keys of a list that stand for many tokens each, from `begin` to `end`: what is seen of them turns with the query, as
+// their values do with their keys inside them. `slope` [key channel][value channel] is how; `grad` is its gradient, in
+// the backward pass. There is a pointer for each key channel, and the last is repeated kGroup times.
+struct Blur {
+  int begin, end;
+  float *const *slope, *const *grad;
+};
+struct Blurs {
+  int count = 0;
+  Blur at[2];
+};
+
 // The next kChunk keys of a list; the last is repeated so that micro-kernels may take whole blocks.
 struct Chunk {
   int count;

@@ -44,8 +44,9 @@ class Cursor {
     return memory_ + from;
   }
   INLINE int32_t* ints(int64_t count) { return reinterpret_cast<int32_t*>(floats(count)); }
-  INLINE const float** pointers(int64_t count) {
-    return reinterpret_cast<const float**>(floats(2 * count));  // 8 bytes at most
+  template <class To = const float*>
+  INLINE To* pointers(int64_t count) {
+    return reinterpret_cast<To*>(floats(2 * count));  // 8 bytes at most
   }
   // A piece to be laid out later, perhaps in more ways than one.
   INLINE Cursor part(int64_t count) {

@@ -88,6 +88,7 @@ def cases(draw: st.DrawFn, longest: int = 11) -> Case:
         cell=cell,
         tile=draw(st.integers(1, 6)),
         coarse=cell * draw(st.integers(0, 3)),
+        order=draw(st.integers(0, 1)),
     )
     return Case(
         layout,

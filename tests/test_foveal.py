@@ -262,7 +262,7 @@ def test_macs_of_the_first_order() -> None:
 
 
 def test_the_first_order_gives_back_what_varies_within_cells() -> None:
-    """Values that are a linear function of keys, and scores so small that a softmax is nearly linear: then H is exact."""
+    """Values that are a linear function of keys, and so small scores that softmax is nearly linear."""
     torch.manual_seed(0)
     plan = foveal.layout(8, 8, keep=0, cell=4, tile=1, coarse=0)
     q, k, _ = draw(plan)

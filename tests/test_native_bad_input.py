@@ -82,9 +82,8 @@ def foveal_problems(draw: st.DrawFn) -> tuple[Arguments, Arguments]:
     sizes, biased = draw(some_sizes()), draw(st.booleans())
     cell = draw(st.integers(1, 3))
     grid = (draw(st.integers(1, 6)), draw(st.integers(1, 6)), draw(st.integers(0, 2)))
-    plan = foveal.layout(
-        *grid, keep=0.3, cell=cell, tile=draw(st.integers(1, 4)), coarse=cell * draw(st.integers(0, 2))
-    )
+    sides = {"cell": cell, "tile": draw(st.integers(1, 4)), "coarse": cell * draw(st.integers(0, 2))}
+    plan = foveal.layout(*grid, keep=0.3, **sides, order=draw(st.integers(0, 1)))
     sizes.tokens, places = plan.prefix + plan.patches, None
     if draw(st.booleans()):
         left = max(1, plan.patches // 2)
@@ -495,7 +494,7 @@ def ints(*numbers: int) -> Tensor:
 def test_places_of_fewer_images_than_there_are() -> None:
     """The places of images that are not there were looked up."""
     two, chosen = zeros(2, 1, 4, 8), torch.zeros(2, 1, 1, 1, dtype=torch.int32)
-    refused("foveal_select", two, two, None, ints(0, 1, 2, 3)[None], [2, 2, 0, 2, 2, 0, 1], 1.0, 1, chosen)
+    refused("foveal_select", two, two, None, ints(0, 1, 2, 3)[None], [2, 2, 0, 2, 2, 0, 1, 0], 1.0, 1, chosen)
 
 
 @pytest.mark.parametrize("start", [(0, 9, 4), (0, 2**31 - 1, 4), (0, -(2**31), 4), (0, 3, 1, 4)])
@@ -523,13 +522,14 @@ def test_sizes_that_are_cut_to_32_bits() -> None:
 @pytest.mark.parametrize(
     "layout",
     [
-        [1 << 16, 1 << 16, 1, 1 << 16, 1 << 16, 0, 1],  # 2³² places were none
-        [1, 1, 0, 2**31 - 1, 1, 0, 1],  # the cells across a row were fewer than none
-        [1, 1, 0, 1, 2**31 - 1, 0, 1],
-        [1, 1, 0, 1, 1, 2**31 - 1, 1],
-        [2**31 - 1, 2, 2**31 - 1, 1, 1, 0, 1],
-        [1, 1, 0, 1, 1, 0, 0],
-        [0, 0, 1, 1, 1, 0, 0],
+        [1 << 16, 1 << 16, 1, 1 << 16, 1 << 16, 0, 1, 0],  # 2³² places were none
+        [1, 1, 0, 2**31 - 1, 1, 0, 1, 0],  # the cells across a row were fewer than none
+        [1, 1, 0, 1, 2**31 - 1, 0, 1, 0],
+        [1, 1, 0, 1, 1, 2**31 - 1, 1, 0],
+        [2**31 - 1, 2, 2**31 - 1, 1, 1, 0, 1, 0],
+        [1, 1, 0, 1, 1, 0, 0, 0],
+        [0, 0, 1, 1, 1, 0, 0, 0],
+        [1, 1, 0, 1, 1, 0, 1, 2],  # there is no second order
     ],
 )
 def test_layouts_that_wrap(layout: list[int]) -> None:
@@ -597,10 +597,10 @@ def test_indices_that_would_wrap() -> None:
     # Behind the count anything may stand.
     torch.ops.attendless.gather_attend(q, q, q, None, indices + wrap, torch.zeros(1, 1, 4).long(), 1.0)
     with pytest.raises(UserError):
-        torch.ops.attendless.foveal(q, q, q, None, four[None] + wrap, [2, 2, 0, 2, 2, 0, 1], 1.0)
+        torch.ops.attendless.foveal(q, q, q, None, four[None] + wrap, [2, 2, 0, 2, 2, 0, 1, 0], 1.0)
     with pytest.raises(UserError, match="ascending"):
         torch.ops.attendless.foveal_attend(
-            q, q, q, None, None, [2, 2, 0, 2, 2, 0, 1], 1.0, torch.full((1, 1, 1, 1), wrap)
+            q, q, q, None, None, [2, 2, 0, 2, 2, 0, 1, 0], 1.0, torch.full((1, 1, 1, 1), wrap)
         )
     start = torch.tensor([0, 4])
     for at in range(4):

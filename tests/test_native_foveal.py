@@ -124,16 +124,24 @@ def test_takes_any_strides(path: str) -> None:
 
 @pytest.mark.parametrize("where", ["q", "k", "v"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_what_is_not_a_number_shows_as_in_dense(path: str, where: str, value: float) -> None:
+@pytest.mark.parametrize("order", [0, 1])
+def test_what_is_not_a_number_shows_as_in_dense(path: str, where: str, value: float, order: int) -> None:
+    """To first order differences from a mean are taken, and what was infinite is no number any more."""
+    case = dataclasses.replace(DEIT, layout=dataclasses.replace(DEIT.layout, order=order))
     tensors = dict(zip("qkv", (x.clone() for x in DEIT.tensors()[:3]), strict=True))
     tensors[where][0, 1, 37, 5] = value
     q, k, v = tensors.values()
-    out, _, chosen = native.foveal(q, k, v, None, None, DEIT.sizes, 0.125)
+    out, _, chosen = native.foveal(q, k, v, None, None, case.sizes, 0.125)
     dense = F.scaled_dot_product_attention(q, k, v)
+    expected = reference(case, chosen, (q, k, v, None, None))
     odd = ~dense.isfinite()
     assert odd.any()
-    torch.testing.assert_close(out[odd], dense[odd], equal_nan=True)
-    expected = reference(DEIT, chosen, (q, k, v, None, None))
+    if order:
+        assert not out[odd].isfinite().any()
+        odd = ~expected.isfinite()
+        assert torch.equal(~out.isfinite(), odd)
+    else:
+        torch.testing.assert_close(out[odd], dense[odd], equal_nan=True)
     close(out[~odd], expected[~odd])
 
 
@@ -200,5 +208,7 @@ def test_says_what_is_wrong() -> None:
         both(q, k[..., 1:], v, None, None, sizes, 0.125)
     with pytest.raises(UserError, match="place 196"):
         both(q, k, v, None, torch.full((2, 196), 196), sizes, 0.125)
+    with pytest.raises(UserError, match="order must be 0 or 1, not 2"):
+        both(q, k, v, None, None, [*sizes[:7], 2], 0.125)
     with pytest.raises(UserError, match="budget of 50"):
-        both(q, k, v, None, None, [*sizes[:-1], 50], 0.125)
+        both(q, k, v, None, None, [*sizes[:6], 50, 1], 0.125)

@@ -111,7 +111,7 @@ def test_operations_are_counted() -> None:
     q = torch.randn(2, 3, 32, 24, requires_grad=True)
     with FlopCounterMode(display=False) as forward:
         out, _, _ = torch.ops.attendless.foveal(q, q, q, None, None, list(dataclasses.astuple(plan)), 0.2)
-    assert forward.get_total_flops() == 2 * 2 * foveal.macs(plan, 3 * 24)
+    assert forward.get_total_flops() == 2 * 2 * foveal.macs(plan, 3 * 24, 24)
     with FlopCounterMode(display=False) as backward:
         out.sum().backward()
     choosing = 2 * 2 * 3 * 24 * plan.tiles * plan.cells

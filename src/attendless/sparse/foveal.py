@@ -199,6 +199,21 @@ def slope(k: Tensor, v: Tensor, k_mean: Tensor, v_mean: Tensor, block: Tensor, w
     return ((w * k).transpose(-2, -1) @ v / torch.where(total > 0, total, 1)).to(k_mean.dtype)
 
 
+def marked(values: Tensor, layout: Layout) -> Tensor:
+    """Values [B, H, ·, ·] of tokens and means with a channel more for each level of blur, 1 at that level's means: what
+    a softmax makes of it is the mass they get."""
+    counts = torch.tensor([count for _, count in layout.levels], device=values.device)
+    marks = torch.eye(len(counts), dtype=values.dtype, device=values.device).repeat_interleave(counts, dim=0)
+    marks = F.pad(marks, (0, 0, values.shape[2] - len(marks), 0))
+    return torch.cat([values, marks.expand(*values.shape[:2], -1, -1)], dim=3)
+
+
+def turned(out: Tensor, q: Tensor, slopes: list[Tensor], *, scale: float) -> Tensor:
+    """The mass of each level, in the last channels of `out`, times scale · q H, added to the others."""
+    out, mass = out.split([slopes[0].shape[-1], len(slopes)], dim=-1)
+    return out + sum(part * (scale * q @ slope) for part, slope in zip(mass.split(1, dim=-1), slopes, strict=True))
+
+
 def _patch_weight(key_bias: Tensor | None, prefix: int) -> Tensor | None:
     return None if key_bias is None else key_bias[:, prefix:].exp()
 
@@ -265,18 +280,13 @@ def attend(
     mask_BHTK = torch.cat(bias, dim=3)
     mask = mask_BHTK.gather(2, tile[:, None, :, None].expand(*mask_BHTK.shape[:2], -1, mask_BHTK.shape[3]))
     all_values = torch.cat(values, dim=2)
-    if slopes:  # one more channel for each blur is 1 at its means: what comes out of it is the mass they got
-        counts = torch.tensor([count for _, count in layout.levels], device=device)
-        marks = torch.eye(len(slopes), dtype=v.dtype, device=device).repeat_interleave(counts, dim=0)
-        marks = F.pad(marks, (0, 0, v.shape[2], 0)).expand(*v.shape[:2], -1, -1)
-        all_values = torch.cat([all_values, marks], dim=3)
+    if slopes:
+        all_values = marked(all_values, layout)
     patches = F.scaled_dot_product_attention(
         q[:, :, P:], torch.cat(keys, dim=2), all_values, attn_mask=mask, scale=scale, dropout_p=dropout
     )
     if slopes:
-        patches, mass = patches[..., : v.shape[3]], patches[..., v.shape[3] :]
-        for i, each in enumerate(slopes):
-            patches = patches + mass[..., i : i + 1] * (scale * q[:, :, P:] @ each)
+        patches = turned(patches, q[:, :, P:], slopes, scale=scale)
     if not P:
         return patches
     bias_BK = None if key_bias is None else token_bias[:, None, None]

@@ -4,7 +4,7 @@ Everything is computed in 32-bit floats, whatever comes in; results come back in
 as [B, N, H, ·], so that joining the heads again costs nothing.
 
 Shapes: B batch · H heads · N tokens · n patches · T tiles of queries · M cells chosen. `layout` is a
-`foveal.Layout` as a list of its seven numbers.
+`foveal.Layout` as a list of its eight numbers.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _typed(x: Tensor, like: Tensor) -> Tensor:
 
 def _chosen(q: Tensor, layout: Sequence[int]) -> Tensor:
     tiles = _call(kernels().foveal_tiles, layout)
-    return torch.empty(*q.shape[:2], tiles, layout[-1], dtype=torch.int32)
+    return torch.empty(*q.shape[:2], tiles, layout[6], dtype=torch.int32)
 
 
 def _call(function: Any, *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ not the kernels are there; without them, calling one says why.
     merge(x, keys, importance, sizes, cells, owners, plan, protect) -> (x, sizes, cells, owners)    as merging.merge
 
 Shapes: q, k [B, H, N, D] · v [B, H, N, E] · key_bias [B, N] · places [B, n] · chosen [B, H, T, M] · lse [B, H, N].
-`layout` is a `foveal.Layout` as a list of its seven numbers; `block_lists` makes `lists`; `indices` [B, H, N, m] and
+`layout` is a `foveal.Layout` as a list of its eight numbers; `block_lists` makes `lists`; `indices` [B, H, N, m] and
 `counts` [B, H, N] are as in `gather`.
 
 Sparsifiner's connectivity is `coefficients` [B, H, N, R] × a basis [R, N]; coefficients up to `tau` count as 0, and
@@ -223,6 +223,12 @@ def _pairs(shape: Sequence[int], layout: Sequence[int]) -> int:
     return patches * foveal.keys_seen(plan, patches) + plan.prefix * shape[2]
 
 
+def _first_order(shape: Sequence[int], layout: Sequence[int]) -> int:
+    """Products of a row of keys with a row of values that order 1 takes, in one head."""
+    plan = foveal.Layout(*layout)
+    return foveal.slope_macs(plan, shape[2] - plan.prefix)
+
+
 def _select_flops(q: Sequence[int], layout: Sequence[int]) -> int:
     plan = foveal.Layout(*layout)
     return 2 * math.prod(q[:2]) * plan.tiles * plan.cells * q[3]
@@ -235,7 +241,7 @@ def _(q, k, key_bias, places, layout, scale, *args, **kwargs) -> int:
 
 @register_flop_formula(torch.ops.attendless.foveal_attend)
 def _attend_flops(q, k, v, key_bias, places, layout, scale, *args, **kwargs) -> int:
-    return 2 * math.prod(q[:2]) * _pairs(q, layout) * (q[3] + v[3])
+    return 2 * math.prod(q[:2]) * (_pairs(q, layout) * (q[3] + v[3]) + _first_order(q, layout) * q[3] * v[3])
 
 
 @register_flop_formula([torch.ops.attendless.foveal, torch.ops.attendless.foveal_forward])
@@ -245,7 +251,8 @@ def _(q, k, v, key_bias, places, layout, scale, *args, **kwargs) -> int:
 
 @register_flop_formula(torch.ops.attendless.foveal_backward)
 def _(out_grad, q, k, v, out, lse, key_bias, places, layout, *args, **kwargs) -> int:
-    return 2 * math.prod(q[:2]) * _pairs(q, layout) * (3 * q[3] + 2 * v[3])
+    pairs = _pairs(q, layout) * (3 * q[3] + 2 * v[3])
+    return 2 * math.prod(q[:2]) * (pairs + 5 * _first_order(q, layout) // 2 * q[3] * v[3])
 
 
 def _block_pairs(q: Sequence[int], lists: Sequence[Tensor]) -> int:

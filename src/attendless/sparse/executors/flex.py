@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ..executor import Case, Executor, register_executor
-from ..foveal import Layout, block_of, blur, macs, parent_of, select
+from ..foveal import Layout, block_of, blur, macs, marked, parent_of, select, slope, turned
 
 _BLOCK = 128
 
@@ -33,8 +33,6 @@ class FovealByFlex(Executor):
     select = staticmethod(select)
 
     def refuses(self, case: Case) -> str:
-        if case.plan.order:
-            return "FlexAttention hands out no mass of the blurred cells, which order=1 needs"
         if case.dropout:
             return "FlexAttention does not drop attention weights at random"
         if case.dtype == torch.float64:
@@ -67,13 +65,14 @@ def attend(
     weight = None if key_bias is None else key_bias[:, P:].exp()
     bias = q.new_zeros(len(q), k.shape[2]) if key_bias is None else key_bias.to(q.dtype)
     keys, values, biases = [_rows(k, by_cell)], [_rows(v, by_cell)], [bias.gather(1, by_cell.expand_as(bias))]
-    groups, first = [group_of], layout.cells + 1
-    levels = [(layout.cell, layout.cells), (layout.coarse, layout.coarse_cells)]
-    for size, count in levels[: 2 if layout.coarse else 1]:
+    groups, first, slopes = [group_of], layout.cells + 1, []
+    for size, count in layout.levels:
         block = block_of(layout, size, places)
         k_mean, log_count = blur(k[:, :, P:], block, count, weight)
-        keys += [k_mean]
-        values += [blur(v[:, :, P:], block, count, weight)[0]]
+        v_mean, _ = blur(v[:, :, P:], block, count, weight)
+        keys, values = [*keys, k_mean], [*values, v_mean]
+        if layout.order:
+            slopes += [slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight)]
         biases += [log_count.to(q.dtype)]
         groups += [torch.arange(first, first + count, device=device).expand(len(group_of), -1)]
         first += count
@@ -85,10 +84,12 @@ def attend(
         return score + key_bias_BK[b, j]
 
     run: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
-    out = run(
-        _rows(q, by_tile), torch.cat(keys, dim=2), torch.cat(values, dim=2), add_bias, block_mask=mask, scale=scale
-    )
-    return _rows(out, by_tile.argsort(dim=1))
+    all_keys, all_values = torch.cat(keys, dim=2), torch.cat(values, dim=2)
+    if slopes:
+        all_values = marked(all_values, layout)
+    out = run(_rows(q, by_tile), all_keys, all_values, add_bias, block_mask=mask, scale=scale)
+    out = _rows(out, by_tile.argsort(dim=1))
+    return turned(out, q, slopes, scale=scale) if slopes else out
 
 
 @lru_cache(maxsize=1)

@@ -32,9 +32,6 @@ class NativeExecutor(Executor):
 class FovealNatively(NativeExecutor):
     op = "foveal"
 
-    def refuses(self, case: Case) -> str:
-        return super().refuses(case) or ("the kernels know no first order yet" if case.plan.order else "")
-
     def line(self, case: Case) -> str:
         """The fewer queries share their keys, the more each must load."""
         return {1: "alone", 2: "few"}.get(case.plan.tile, "")
@@ -53,7 +50,7 @@ class FovealNatively(NativeExecutor):
         key_bias: Tensor | None,
         places: Tensor | None,
     ) -> Tensor:
-        inputs = (q, k, v, key_bias, places, list(case.plan.sizes[:7]), scale)
+        inputs = (q, k, v, key_bias, places, list(case.plan.sizes), scale)
         if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs[:4]):
             return torch.ops.attendless.foveal(*inputs)[0]
         return torch.ops.attendless.foveal_forward(*inputs)
