@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kv_table.hpp"
+#include "weigh.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
 
@@ -55,14 +56,14 @@ struct FewQueries {
         }
         S::store(p + i, x);
       }
-      combine_all(chunk.value, p, chunk.count, out, value_width);
+      Weigh<W>::template add<Q>(chunk.value, p, Q, chunk.count, out, value_width);
     }
     for (int b = 0; b < blurs.count; ++b) {
       for (int i = Q; i < W; i *= 2) mass[b] += S::rotate(mass[b], i);
       for (int i = 0; i < Q; ++i) {
         for (int c = 0; c < rows.width; ++c) turned[c * Q + i] = q[i * width + c] * (mass[b][i] * kLn2);
       }
-      combine_all(blurs.at[b].slope, turned, rows.width, out, value_width);
+      Weigh<W>::template add<Q>(blurs.at[b].slope, turned, Q, rows.width, out, value_width);
     }
     for (int i = Q; i < W; i *= 2) total += S::rotate(total, i);
     const F lse = (base + S::log2(total)) * kLn2;
@@ -97,33 +98,6 @@ struct FewQueries {
     I key{};
     UNROLL for (int i = 0; i < W; ++i) key[i] = i / Q;
     return key;
-  }
-
-  // out[query][c] += Σ_r row[r][c] · p[r][query] over `count` rows, for every channel c < width.
-  static INLINE void combine_all(const float* const* row, const float* p, int count, float* out, int width) {
-    int c = 0;
-    for (; c + R * W <= width; c += R * W) combine<R>(row, p, count, out, c, width);
-    for (; c < width; c += W) combine<1>(row, p, count, out, c, width);
-  }
-
-  // K vectors of channels for all queries.
-  template <int K>
-  static INLINE void combine(const float* const* row, const float* p, int count, float* out, int c, int width) {
-    F sum[Q][K];
-    UNROLL for (int i = 0; i < Q; ++i) {
-      UNROLL for (int j = 0; j < K; ++j) sum[i][j] = S::load(out + i * width + c + j * W);
-    }
-    for (int r = 0; r < count; ++r) {
-      F value[K];
-      UNROLL for (int j = 0; j < K; ++j) value[j] = S::load(row[r] + c + j * W);
-      UNROLL for (int i = 0; i < Q; ++i) {
-        const F weight = S::splat(p[r * Q + i]);
-        UNROLL for (int j = 0; j < K; ++j) sum[i][j] += weight * value[j];
-      }
-    }
-    UNROLL for (int i = 0; i < Q; ++i) {
-      UNROLL for (int j = 0; j < K; ++j) S::store(out + i * width + c + j * W, sum[i][j]);
-    }
   }
 };
 

@@ -7,6 +7,7 @@
 
 #include "kv_table.hpp"
 #include "tile.hpp"
+#include "weigh.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
 
@@ -37,23 +38,21 @@ struct Group {
   static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
                       const Blurs& blurs, Cursor scratch) {
     const Memory memory(scratch, rows.width, rows.value_width);
-    float *const qT = memory.keysT, *const outT = memory.valuesT, *const p = memory.scores;
+    const int value_width = padded(rows.value_width);
+    float *const qT = memory.keysT, *const out = memory.values, *const p = memory.scores;
     T::gather(queries.q, queries.count, rows.width, scale * kLog2e, qT);
-    std::memset(outT, 0, sizeof(float) * L * rows.value_width);
+    std::memset(out, 0, sizeof(float) * L * value_width);
     Lanes most = Lanes::splat(-kInfinity), base = most, sums[3];
     UNROLL for (int i = 0; i < 3; ++i) sums[i] = Lanes::splat(0.f);
     Lanes& total = sums[0];
     for (int at = 0; at < count; at += kChunk) {
       const Chunk chunk(rows, list + at, count - at);
-      for (int r = 0; r < chunk.count; r += T::kBlock) {
-        const float* ahead[2 * T::kBlock];
-        for (int i = 0; i < T::kBlock; ++i) {
-          ahead[i] = chunk.value[r + i];
-          ahead[T::kBlock + i] = rows.key(list[least(at + r + i + T::kBlock, count - 1)]);
-        }
-        T::dot(chunk.key + r, chunk.bias + r, qT, rows.width, p + r * L, L, &most, ahead);
+      for (int r = 0; r < chunk.count; r += T::kBlock) T::dot(chunk.key + r, chunk.bias + r, qT, rows.width, p + r * L, L);
+      for (int r = 0; r < chunk.count; ++r) {
+        const Lanes x = Lanes::load(p + r * L);
+        UNROLL for (int j = 0; j < T::kVectors; ++j) most.at[j] = S::max(most.at[j], x.at[j]);
       }
-      rescale(base, most, sums, outT, rows.value_width);
+      rescale(base, most, sums, out, value_width);
       for (int r = 0; r < chunk.count; ++r) {
         Lanes x = Lanes::load(p + r * L);
         UNROLL for (int j = 0; j < T::kVectors; ++j) {
@@ -63,20 +62,22 @@ struct Group {
         x.store(p + r * L);
       }
       for (int b = 0; b < blurs.count; ++b) add_mass(blurs.at[b], at, chunk.count, p, sums[1 + b]);
-      T::combine(chunk.value, p, chunk.count, rows.value_width, outT);
+      weigh(chunk.value, p, chunk.count, out, value_width);
     }
     for (int b = 0; b < blurs.count; ++b) {
       scaled(qT, rows.width, sums[1 + b], kLn2, memory.keys);
-      T::combine(blurs.at[b].slope, memory.keys, rows.width, rows.value_width, outT);
+      weigh(blurs.at[b].slope, memory.keys, rows.width, out, value_width);
     }
-    Lanes share;
-    float lse[L];
+    float share[L], lse[L];
     UNROLL for (int j = 0; j < T::kVectors; ++j) {
-      share.at[j] = total.at[j] == 0.f ? F{} : 1.f / total.at[j];  // nothing to look at gives 0, as PyTorch does
+      // Nothing to look at gives 0, as PyTorch does.
+      S::store(share + j * S::kWidth, total.at[j] == 0.f ? F{} : 1.f / total.at[j]);
       S::store(lse + j * S::kWidth, (base.at[j] + S::log2(total.at[j])) * kLn2);
     }
-    for (int i = 0; i < queries.count; ++i) *queries.lse[i] = lse[i];
-    T::spread(queries.out, queries.count, rows.value_width, share, outT);
+    for (int i = 0; i < queries.count; ++i) {
+      *queries.lse[i] = lse[i];
+      multiply(out + i * value_width, share[i], rows.value_width, queries.out[i]);
+    }
   }
 
   // Adds to `grads` (the same rows as `rows`) and writes each query's gradient. `repeats`: the list may name a row more
@@ -153,6 +154,19 @@ struct Group {
   }
 
  private:
+  static constexpr int kQuad = 4;
+  static_assert(L % kQuad == 0);
+
+  static INLINE void weigh(const float* const* row, const float* p, int count, float* out, int width) {
+    for (int i = 0; i < L; i += kQuad) Weigh<S::kWidth>::template add<kQuad>(row, p + i, L, count, out + i * width, width);
+  }
+
+  static INLINE void multiply(const float* x, float factor, int width, float* to) {
+    int c = 0;
+    for (; c + S::kWidth <= width; c += S::kWidth) S::store(to + c, S::load(x + c) * factor);
+    for (; c < width; ++c) to[c] = x[c] * factor;
+  }
+
   static INLINE int most_of(int a, int b) { return a > b ? a : b; }
 
   static INLINE void add(float* to, const Lanes& what) {
@@ -193,21 +207,18 @@ struct Group {
 
   // Weights are 2^(score - base). The base follows the largest score, but only once it lags far behind: until then
   // weights are large and no less exact, and what was summed can stay as it is.
-  static INLINE void rescale(Lanes& base, const Lanes& most, Lanes (&sums)[3], float* outT, int width) {
+  static INLINE void rescale(Lanes& base, const Lanes& most, Lanes (&sums)[3], float* out, int width) {
     bool behind = false;
     UNROLL for (int j = 0; j < T::kVectors; ++j) behind |= S::any(most.at[j] > base.at[j] + 8.f);
     if (!behind) return;
-    Lanes factor;
+    float factor[L];
     UNROLL for (int j = 0; j < T::kVectors; ++j) {
-      factor.at[j] = S::exp2(base.at[j] - S::finite(most.at[j]));
-      UNROLL for (int i = 0; i < 3; ++i) sums[i].at[j] *= factor.at[j];
+      const F shrink = S::exp2(base.at[j] - S::finite(most.at[j]));
+      UNROLL for (int i = 0; i < 3; ++i) sums[i].at[j] *= shrink;
+      S::store(factor + j * S::kWidth, shrink);
     }
     base = most;
-    for (int c = 0; c < width; ++c) {
-      Lanes x = Lanes::load(outT + c * L);
-      UNROLL for (int j = 0; j < T::kVectors; ++j) x.at[j] *= factor.at[j];
-      x.store(outT + c * L);
-    }
+    for (int i = 0; i < L; ++i) multiply(out + i * width, factor[i], width, out + i * width);
   }
 };
 

@@ -17,8 +17,8 @@ struct Slopes {
   static_assert(T::kLanes == 16, "rows are padded to as much");
 
   const int width, value_width;  // of a head's keys; of its values, padded
-  float *sums, *dk, *dv;         // in blocks of 16 channels: [block][row][16]
-  float *slope[2], *grad[2];     // [key channel][value channel] of each level
+  float *sums, *dk, *dv;         // [key channel][value channel], [row][channel], [row][channel]
+  float *slope[2], *grad[2];     // as sums, of each level
   float **rows[2], **grad_rows[2];
   float *turned, *transposed;
 
@@ -55,45 +55,35 @@ struct Slopes {
 
     // Whether that makes a whole chunk.
     INLINE bool add(int at, int mean, float w) {
-      block(table_.key(at), table_.key(mean), w, padded(slopes_.width), slopes_.dk);
-      block(table_.value(at), table_.value(mean), 1.f, slopes_.value_width, slopes_.dv);
+      difference(table_.key(at), table_.key(mean), w, padded(slopes_.width), slopes_.dk);
+      difference(table_.value(at), table_.value(mean), 1.f, slopes_.value_width, slopes_.dv);
       row[count] = at;
       weight[count] = w;
       return ++count == kChunk;
     }
 
    private:
-    INLINE void block(const float* x, const float* mean, float factor, int length, float* to) const {
-      for (int c = 0; c < length; c += W) {
-        float* const here = to + (int64_t(c / 16) * kChunk + count) * 16 + c % 16;
-        S::store(here, (S::load(x + c) - S::load(mean + c)) * factor);
-      }
+    INLINE void difference(const float* x, const float* mean, float factor, int length, float* to) const {
+      to += int64_t(count) * length;
+      for (int c = 0; c < length; c += W) S::store(to + c, (S::load(x + c) - S::load(mean + c)) * factor);
     }
   };
 
   void start() const { std::memset(sums, 0, sizeof(float) * size_t(size())); }
 
-  // sums[value block][key channel][16] += Σ_r dk[r] dv[r]ᵀ
+  // sums += Σ_r dk[r] dv[r]ᵀ
   void add(Differences& found) const {
-    for (int d = 0; d < width; d += 16) {
-      const float* row[kChunk];
-      for (int r = 0; r < found.count; ++r) row[r] = dk + (int64_t(d / 16) * kChunk + r) * 16;
-      for (int e = 0; e < value_width; e += 16) {
-        float* const to = sums + (int64_t(e / 16) * padded(width) + d) * 16;
-        T::combine(row, dv + int64_t(e / 16) * kChunk * 16, found.count, least(16, width - d), to);
-      }
+    const float* row[kChunk];
+    for (int r = 0; r < found.count; ++r) row[r] = dv + int64_t(r) * value_width;
+    for (int d = 0; d < padded(width); d += 4) {
+      Weigh<W>::template add<4>(row, dk + d, padded(width), found.count, sums + int64_t(d) * value_width, value_width);
     }
     found.count = 0;
   }
 
   void write(int level, float share) const {
     for (int d = 0; d < width + kGroup; ++d) rows[level][d] = slope[level] + int64_t(least(d, width - 1)) * value_width;
-    for (int d = 0; d < width; ++d) {
-      for (int e = 0; e < value_width; e += W) {
-        const float* const from = sums + (int64_t(e / 16) * padded(width) + d) * 16 + e % 16;
-        S::store(rows[level][d] + e, S::load(from) * share);
-      }
-    }
+    for (int64_t i = 0; i < size(); i += W) S::store(slope[level] + i, S::load(sums + i) * share);
   }
 
   void start_gradient(int level) const {
@@ -130,17 +120,22 @@ struct Slopes {
       values[r] = grads.value(found.row[r]);
     }
     std::memset(turned, 0, sizeof(float) * size_t(kChunk) * wide);
+    for (int64_t i = 0; i < int64_t(found.count) * wide; i += W) S::store(dk + i, S::load(dk + i) * share);
+    float some[kChunk * 16];  // a chunk's channels, 16 at a time
+    const auto sixteen = [&](const float* from, int length) {
+      for (int r = 0; r < found.count; ++r) C::copy(some + r * 16, from + int64_t(r) * length, 16);
+      return some;
+    };
     for (int e = 0; e < value_width; e += 16) {
-      T::scatter(keys, dv + int64_t(e) * kChunk, found.count, false, transposed + int64_t(e) * wide, 16, wide);
+      T::scatter(keys, sixteen(dv + e, value_width), found.count, false, transposed + int64_t(e) * wide, 16, wide);
     }
-    for (int i = 0; i < kChunk * wide; i += W) S::store(dk + i, S::load(dk + i) * share);
     for (int d = 0; d < width; d += 16) {
-      T::scatter(values, dk + int64_t(d) * kChunk, found.count, false, grad[level] + int64_t(d) * value_width,
+      T::scatter(values, sixteen(dk + d, wide), found.count, false, grad[level] + int64_t(d) * value_width,
                  least(16, width - d), value_width);
     }
     for (int r = 0; r < found.count; ++r) {
       float along = 0.f;
-      for (int d = 0; d < width; ++d) along += dk[(int64_t(d / 16) * kChunk + r) * 16 + d % 16] * keys[r][d];
+      for (int d = 0; d < width; ++d) along += dk[int64_t(r) * wide + d] * keys[r][d];
       grads.bias[found.row[r]] += along - found.weight[r] * share * mean;
       C::add(grads.key(found.row[r]), keys[r], found.weight[r] * share, wide);
     }

@@ -32,36 +32,36 @@ struct Tile {
     }
   };
 
-  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows; `most` follows the largest. Meanwhile the
-  // rows `ahead`, two for each row, are fetched into the cache.
-  static INLINE void dot(const float* const* row, const float* start, const float* xT, int width, float* out,
-                         int64_t out_stride, Lanes* most = nullptr, const float* const* ahead = nullptr) {
+  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows. A function of its own: kBlock pointers and as
+  // many sums want every register there is.
+  static __attribute__((noinline)) void dot(const float* const* row, const float* start, const float* xT, int width,
+                                            float* out, int64_t out_stride) {
     const float* r[kBlock];
     UNROLL for (int i = 0; i < kBlock; ++i) r[i] = row[i];
     Lanes sum[kBlock];
     UNROLL for (int i = 0; i < kBlock; ++i) sum[i] = Lanes::splat(start ? start[i] : 0.f);
-    for (int line = 0; line < width; line += 16) {
-      if (ahead) {
-        UNROLL for (int i = 0; i < 2 * kBlock; ++i) __builtin_prefetch(ahead[i] + line);
-      }
-      const int end = least(line + 16, width);
-#if !defined(__clang__)
-#pragma GCC unroll 4
-#endif
-      for (int c = line; c < end; ++c) {
-        const Lanes x = Lanes::load(xT + int64_t(c) * kLanes);
+    const float* const end = xT + int64_t(width) * kLanes;
+    for (; xT + 4 * kLanes <= end; xT += 4 * kLanes) {
+      UNROLL for (int c = 0; c < 4; ++c) {
+        const Lanes x = Lanes::load(xT + c * kLanes);
         UNROLL for (int i = 0; i < kBlock; ++i) {
           const F value = S::splat(r[i][c]);
           UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] += value * x.at[j];
         }
       }
-    }
-    UNROLL for (int i = 0; i < kBlock; ++i) {
-      sum[i].store(out + i * out_stride);
-      if (most) {
-        UNROLL for (int j = 0; j < V; ++j) most->at[j] = S::max(most->at[j], sum[i].at[j]);
+      UNROLL for (int i = 0; i < kBlock; ++i) {
+        r[i] += 4;
+        asm("" : "+r"(r[i]));  // or compilers count from elsewhere, and run out of registers
       }
     }
+    for (; xT < end; xT += kLanes) {
+      const Lanes x = Lanes::load(xT);
+      UNROLL for (int i = 0; i < kBlock; ++i) {
+        const F value = S::splat(*r[i]++);
+        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] += value * x.at[j];
+      }
+    }
+    UNROLL for (int i = 0; i < kBlock; ++i) sum[i].store(out + i * out_stride);
   }
 
   // accT[c][lane] += Σ_r row[r][c] · p[r][lane] over `count` rows, for every channel c < width.
@@ -122,6 +122,7 @@ struct Tile {
     UNROLL for (int i = 0; i < K; ++i) sum[i] = Lanes::load(accT + int64_t(c + i) * kLanes);
     for (int r = 0; r < count; ++r) {
       const float* values = row[r] + c;
+      asm("" : "+r"(values));  // the same
       const Lanes weight = Lanes::load(p + int64_t(r) * kLanes);
       UNROLL for (int i = 0; i < K; ++i) {
         const F value = S::splat(values[i]);

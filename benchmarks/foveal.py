@@ -1,0 +1,143 @@
+"""How close is foveal attention to the full model, and at how many milliseconds? The front that `auto` is chosen from.
+
+    python benchmarks/foveal.py --weights deit.safetensors --data imagenet/val [--sizes 224 384 …] [--images 500]
+                                [--specs foveal:keep=0.1,cell=4,tile=4 …] [--only closeness | time] [--json F]
+
+A pretrained model (`--model`, DeiT-T by default) gets each spec in every layer, untrained. Every other image is one to
+choose by, the others are those to report:
+
+    divergence   KL of the full model's answers from ours, on the half to choose by and on the half to report
+    agreement    share of images with the same answer, and `points`, the difference in top-1 accuracy: half to report
+    ms, ×        whole model, batch 1, one thread, taking turns with timm's own: median, median of paired ratios
+
+Minutes at 384 px, more at larger sizes; `--only` does one half of the work.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attendless import convert
+from attendless.convert.source import open_model
+from attendless.data.labels import match_labels
+from attendless.data.opening import open_data
+from attendless.measure.accuracy import preprocessing
+from attendless.measure.clock import race
+from attendless.stamp import stamp, stamp_line
+from attendless_cli.output import write_json
+
+SPECS = [
+    f"foveal:keep={keep},{sides},order={order}"
+    for sides in ("cell=2,tile=1", "cell=2,tile=2", "cell=2,tile=4", "cell=3,tile=3", "cell=4,tile=4")
+    for keep in (0.1, 0.05)
+    for order in (0, 1)
+]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="deit_tiny_patch16_224")
+    parser.add_argument("--weights", required=True)
+    parser.add_argument("--data", required=True, help="labelled images, a folder for each class")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[224, 384, 512, 768])
+    parser.add_argument("--images", type=int, default=500)
+    parser.add_argument("--specs", nargs="+", default=SPECS)
+    parser.add_argument("--only", choices=["closeness", "time"])
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds of timing for each spec")
+    parser.add_argument("--json", help="write the rows to this file")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    machine = stamp()
+    print(stamp_line(machine), flush=True)
+    rows: list[dict[str, Any]] = []
+    for size in options.sizes:
+        full = open_model(options.model, weights=options.weights, size=size).eval()
+        found: dict[str, dict[str, Any]] = {spec: {"size": size, "spec": spec} for spec in options.specs}
+        if options.only != "time":
+            closeness(full, size, options, found)
+        if options.only != "closeness":
+            time(full, size, options, found)
+        rows += found.values()
+        print(table(list(found.values())), flush=True)
+    write_json(options.json, {"machine": machine, "images": options.images, "rows": rows})
+
+
+def sparse(full: nn.Module, spec: str) -> nn.Module:
+    return convert(full, spec, below_breakeven="keep").eval()
+
+
+# Closeness -----------------------------------------------------------------------------------------------------------
+
+
+def closeness(full: nn.Module, size: int, options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
+    images, labels = pictures(full, size, options.data, options.images)
+    wanted = answers(full, images)
+    for spec, row in found.items():
+        row |= compare(wanted, answers(sparse(full, spec), images), labels)
+        print(f"{size} px {spec} {row}", flush=True)
+
+
+def pictures(full: nn.Module, size: int, data: str, count: int) -> tuple[Tensor, Tensor]:
+    """So many images, spread over all of the data, with their classes."""
+    source, prepare = open_data(data), preprocessing(full, (size, size), None)
+    classes = match_labels(source.classes, full).classes
+    pairs = [source[i * len(source) // count] for i in range(count)]
+    return torch.stack([prepare(image).half() for image, _ in pairs]), torch.tensor([classes[c] for _, c in pairs])
+
+
+@torch.inference_mode()
+def answers(model: nn.Module, images: Tensor) -> Tensor:
+    return torch.cat([model(some.float()) for some in images.split(10)])
+
+
+def compare(wanted: Tensor, ours: Tensor, labels: Tensor) -> dict[str, float]:
+    divergence = (wanted.softmax(1) * (wanted.log_softmax(1) - ours.log_softmax(1))).sum(1)
+    best, found = wanted.argmax(1), ours.argmax(1)
+    points = (found == labels).float() - (best == labels).float()
+    report = slice(1, None, 2)
+    return {
+        "divergence_chosen_by": divergence[::2].mean().item(),
+        "divergence": divergence[report].mean().item(),
+        "agreement": (best == found)[report].float().mean().item(),
+        "points": 100 * points[report].mean().item(),
+        "points_of_all": 100 * points.mean().item(),
+        "agreement_of_all": (best == found).float().mean().item(),
+    }
+
+
+# Time ----------------------------------------------------------------------------------------------------------------
+
+
+def time(full: nn.Module, size: int, options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
+    image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
+    models = {"full": full} | {spec: sparse(full, spec) for spec in found}
+
+    def call(model: nn.Module) -> Callable[[], object]:
+        return lambda: model(image)
+
+    with torch.inference_mode():
+        result = race({name: call(model) for name, model in models.items()}, budget=options.budget * len(models))
+    for spec, row in found.items():
+        versus = result.compare(spec, "full")
+        row |= {"ms": 1e3 * result.median(spec), "speedup": versus.ratio, "quartiles": list(versus.quartiles)}
+    print(f"{size} px, full: {1e3 * result.median('full'):.1f} ms", flush=True)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """As docs/results/foveal.md has it, the closest first."""
+    kinds = {"divergence_chosen_by": ".4f", "divergence": ".4f", "agreement": ".3f", "points": "+.1f"}
+    kinds |= {"ms": ".1f", "speedup": ".2f"}
+    names = ["size", "spec", *(name for name in kinds if name in rows[0])]
+    lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for row in sorted(rows, key=lambda row: row.get("divergence", 0)):
+        lines.append("| " + " | ".join(format(row[name], kinds.get(name, "")) for name in names) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

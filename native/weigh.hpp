@@ -1,0 +1,50 @@
+// Rows added up by weights, for several queries at once: here the lanes are channels, so that a row that was loaded
+// serves every query, and a weight a whole row.
+#pragma once
+
+#include "simd.hpp"
+
+namespace attendless::ATTENDLESS_ISA {
+
+template <int W>
+struct Weigh {
+  using S = Simd<W>;
+  using F = typename S::F;
+  // Vectors of channels at once, for Q queries: as many sums as registers hold beside a row and a weight.
+  template <int Q>
+  static constexpr int kVectors = (W == 16 ? 16 : 12) / Q < 4 ? (W == 16 ? 16 : 12) / Q : 4;
+
+  // out[query][c] += Σ_r row[r][c] · p[r · stride + query] over `count` rows, for Q queries and every channel
+  // c < width, a multiple of 16.
+  template <int Q>
+  static __attribute__((noinline)) void add(const float* const* row, const float* p, int stride, int count, float* out,
+                                            int width) {
+    int c = 0;
+    for (; c + kVectors<Q> * W <= width; c += kVectors<Q> * W) some<Q, kVectors<Q>>(row, p, stride, count, out, c, width);
+    for (; c < width; c += W) some<Q, 1>(row, p, stride, count, out, c, width);
+  }
+
+ private:
+  template <int Q, int K>
+  static INLINE void some(const float* const* row, const float* p, int stride, int count, float* out, int c,
+                          int width) {
+    F sum[Q][K];
+    UNROLL for (int i = 0; i < Q; ++i) {
+      UNROLL for (int j = 0; j < K; ++j) sum[i][j] = S::load(out + i * width + c + j * W);
+    }
+    for (int r = 0; r < count; ++r) {
+      const float *from = row[r] + c, *weight = p + int64_t(r) * stride;
+      F value[K];
+      UNROLL for (int j = 0; j < K; ++j) value[j] = S::load(from + j * W);
+      UNROLL for (int i = 0; i < Q; ++i) {
+        const F w = S::splat(weight[i]);
+        UNROLL for (int j = 0; j < K; ++j) sum[i][j] += w * value[j];
+      }
+    }
+    UNROLL for (int i = 0; i < Q; ++i) {
+      UNROLL for (int j = 0; j < K; ++j) S::store(out + i * width + c + j * W, sum[i][j]);
+    }
+  }
+};
+
+}  // namespace attendless::ATTENDLESS_ISA
