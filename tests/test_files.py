@@ -69,6 +69,27 @@ def test_the_header_says_it_all(saved) -> None:
     assert set(header["versions"]) == {"attendless", "timm", "torch"}
 
 
+def test_a_file_from_before_the_first_order_computes_what_it_computed(tmp_path: Path) -> None:
+    """Its specs do not say `order=0`: there was nothing else."""
+    model = timm.create_model("vit_tiny_patch16_224", img_size=96, embed_dim=48, depth=3, num_heads=3, num_classes=7)
+    specs = "full/foveal:keep=0.2,order=0/foveal:order=0"
+    before = convert(model.eval(), specs, below_breakeven="keep").eval()
+    save(before, tmp_path / "now.safetensors")
+    assert read_header(tmp_path / "now.safetensors")["format"] == 3
+
+    def older(header: dict, tensors: dict) -> None:
+        header.update(format=1, attention=["full", "foveal:keep=0.2", "foveal"])
+
+    path = rewritten(tmp_path / "now.safetensors", tmp_path / "then.safetensors", older)
+    assert load(path).attention == load(tmp_path / "now.safetensors").attention == specs
+    x = torch.randn(1, 3, 96, 96)
+    with torch.no_grad():
+        assert torch.equal(load(path)(x), before(x))
+        assert not torch.equal(
+            convert(model, "full/foveal:keep=0.2/foveal", below_breakeven="keep").eval()(x), before(x)
+        )
+
+
 def test_what_it_says_of_its_classes_is_true_of_its_classifier(tmp_path: Path) -> None:
     model = convert(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=1), "full")
     model.pretrained_cfg = {**image_config(model), "label_names": tuple(map(str, range(1000)))}
@@ -125,7 +146,7 @@ def test_files_of_another_kind_are_refused(saved, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda h, t: h.update(format=99), "in format 99; this one reads up to 2"),
+        (lambda h, t: h.update(format=99), "in format 99; this one reads up to 3"),
         (lambda h, t: h.pop("format"), "header that cannot be read"),
         (lambda h, t: h.pop("arguments"), "does not describe a model that can be built"),
         (lambda h, t: h.update(host="nothing"), "cannot be built here: unknown host 'nothing'"),

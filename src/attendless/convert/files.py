@@ -27,8 +27,10 @@ from .architecture import Blueprint, blueprint
 from .report import Report
 from .weights import check_finite
 
-#: Files of models that reduce tokens have format 2: one who reads only 1 would build another model.
-FORMAT = 2
+#: Files of models that reduce tokens have format 2, those with foveal attention 3: one who reads less would build
+#: another model. Before 3 foveal attention had no first order, and so a spec in such a file does not say that it has none.
+FORMAT = 3
+_SINCE_3 = {"foveal": "order=0"}
 _KEY = "attendless"
 _PREPARATION = (
     "architecture",
@@ -51,7 +53,7 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
 
     plan = blueprint(model)
     header = {
-        "format": FORMAT if plan.tokens else 1,
+        "format": _format(plan),
         "versions": {"attendless": __version__, "timm": timm.__version__, "torch": torch.__version__},
         **plan.as_dict(),
         "plugins": _plugins(model),
@@ -84,6 +86,29 @@ def load(path: str | Path) -> Any:
 def read_header(path: str | Path) -> dict[str, Any]:
     """What a saved file says of itself, without building the model."""
     return _header(path, _read(path)[0])
+
+
+def _format(plan: Blueprint) -> int:
+    if any(_name(text) in _SINCE_3 for text in plan.attention):
+        return FORMAT
+    return 2 if plan.tokens else 1
+
+
+def _name(spec: object) -> str:
+    return str(spec).partition(":")[0]
+
+
+def _as_meant(header: dict[str, Any]) -> dict[str, Any]:
+    """A header of an older format with its specs in today's words: what was left out may mean something else by now."""
+    layers = header.get("attention")
+    if int(header["format"]) >= FORMAT or not isinstance(layers, list):
+        return header
+    return header | {"attention": [_completed(text) for text in layers]}
+
+
+def _completed(text: Any) -> Any:
+    more = _SINCE_3.get(_name(text))
+    return text if more is None else f"{text},{more}" if ":" in text else f"{text}:{more}"
 
 
 def _preparation(model: nn.Module) -> dict[str, Any]:
@@ -136,7 +161,7 @@ def _header(path: str | Path, text: str) -> dict[str, Any]:
         raise UserError(
             f"{str(path)!r} was written by attendless {written} in format {version}; this one reads up to {FORMAT}"
         )
-    return header
+    return _as_meant(header)
 
 
 def _check_names(path: str | Path, own: dict[str, Tensor], found: dict[str, Tensor]) -> None:
