@@ -116,10 +116,13 @@ def main() -> None:
 
 
 def learn(args: argparse.Namespace) -> None:
-    distill(
-        MODEL, args.distil, attention="sparsifiner:keep=0.1", weights=args.weights, out=args.out / "learn",
-        change={"new": LEARN, "all": "epochs=0"}, eval_every=100, run=Run(workers=0, log_every=20),
-    )  # fmt: skip
+    """One predictor for each rest: what is worth choosing depends on what becomes of the others."""
+    for rest in RESTS:
+        if re.search(args.only, rest):
+            distill(
+                MODEL, args.distil, attention=spec("0.1", rest), weights=args.weights, out=learned(args, rest).parent,
+                change={"new": LEARN, "all": "epochs=0"}, eval_every=100, run=Run(workers=0, log_every=20),
+            )  # fmt: skip
 
 
 def tune(args: argparse.Namespace) -> None:
@@ -134,8 +137,9 @@ def tune(args: argparse.Namespace) -> None:
             )  # fmt: skip
 
 
-def learned(args: argparse.Namespace) -> Path:
-    return args.out / "learn" / "predictor.safetensors"
+def learned(args: argparse.Namespace, rest: str) -> Path:
+    folder = "learn" if rest == "dropped" else f"learn-{rest}"
+    return args.out / folder / "predictor.safetensors"
 
 
 def measure(args: argparse.Namespace) -> None:

@@ -58,6 +58,7 @@ struct Channels {
   static INLINE void sum(float* to, int count, int width, From from, Factor factor) {
     int c = 0;
     for (; c + 8 * W <= width; c += 8 * W) sum_vectors<8>(to, c, count, from, factor);
+    for (; c + 2 * W <= width; c += 2 * W) sum_vectors<2>(to, c, count, from, factor);
     for (; c + W <= width; c += W) sum_vectors<1>(to, c, count, from, factor);
     for (; c < width; ++c) {
       to[c] = 0.f;
@@ -77,16 +78,28 @@ struct Channels {
   }
 
  private:
+  // Eight sums are on their way at once, of several rows if their channels are fewer: one alone waits for itself.
   template <int K, class From, class Factor>
   static INLINE void sum_vectors(float* to, int c, int count, From from, Factor factor) {
-    typename S::F sum[K];
-    UNROLL for (int j = 0; j < K; ++j) sum[j] = typename S::F{};
-    for (int i = 0; i < count; ++i) {
+    constexpr int R = 8 / K;
+    typename S::F sum[R][K];
+    UNROLL for (int r = 0; r < R; ++r) {
+      UNROLL for (int j = 0; j < K; ++j) sum[r][j] = typename S::F{};
+    }
+    const auto add = [&](int i, typename S::F(&part)[K]) {
       const float* const row = from(i) + c;
       const typename S::F weight = S::splat(factor(i));
-      UNROLL for (int j = 0; j < K; ++j) sum[j] += weight * S::load(row + j * W);
+      UNROLL for (int j = 0; j < K; ++j) part[j] += weight * S::load(row + j * W);
+    };
+    int i = 0;
+    for (; i + R <= count; i += R) {
+      UNROLL for (int r = 0; r < R; ++r) add(i + r, sum[r]);
     }
-    UNROLL for (int j = 0; j < K; ++j) S::store(to + c + j * W, sum[j]);
+    for (; i < count; ++i) add(i, sum[0]);
+    UNROLL for (int j = 0; j < K; ++j) {
+      UNROLL for (int r = 1; r < R; ++r) sum[0][j] += sum[r][j];
+      S::store(to + c + j * W, sum[0][j]);
+    }
   }
 };
 

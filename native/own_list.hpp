@@ -60,40 +60,71 @@ struct OwnList {
     head.problem.lse[head.index(query)] = weighed.most * kLn2 + __builtin_logf(weighed.total);
   }
 
-  // result[i] = row i of the list · x, for whole vectors of rows: the last is repeated.
+  // result[i] = row i of the list · x, W rows at a time: the last is repeated.
   static INLINE void dots(const List& seen, const float* table, const float* x, int width, float* result) {
-    for (int i = 0; i < seen.count; i += W) {
-      const float* row[W];
-      UNROLL for (int j = 0; j < W; ++j) row[j] = table + int64_t(seen.row[least(i + j, seen.count - 1)]) * width;
-      F sum[W];
-      UNROLL for (int j = 0; j < W; ++j) sum[j] = F{};
-      for (int c = 0; c < width; c += W) {
-        const F channel = S::load(x + c);
-        UNROLL for (int j = 0; j < W; ++j) sum[j] += channel * S::load(row[j] + c);
-      }
-      S::store(result + i, S::sums(sum));
-    }
+    int i = 0;
+    for (; i + W <= seen.count; i += W) S::store(result + i, dots(seen.row + i, table, x, width));
+    if (i == seen.count) return;
+    int32_t last[W];
+    for (int j = 0; j < W; ++j) last[j] = seen.row[least(i + j, seen.count - 1)];
+    S::store(result + i, dots(last, table, x, width));
   }
 
-  // result += Σ_i weight[i] · row i of the list, with as many channels as registers hold at a time.
+  // result += Σ_i weight[i] · row i of the list.
   static INLINE void combine(const List& seen, const float* weight, const float* table, int width, float* result) {
-    int c = 0;
-    for (; c + 8 * W <= width; c += 8 * W) combine_channels<8>(seen, weight, table, width, result, c);
-    for (; c < width; c += W) combine_channels<1>(seen, weight, table, width, result, c);
+    combine_from<8>(seen, weight, table, width, result, 0);
   }
 
  private:
+  static INLINE F dots(const int32_t* list, const float* table, const float* x, int width) {
+    F sum[W];
+    UNROLL for (int j = 0; j < W; ++j) sum[j] = F{};
+    int c = 0;
+    for (; c + 4 * W <= width; c += 4 * W) add_dots<4>(list, table + c, x + c, width, sum);
+    for (; c < width; c += W) add_dots<1>(list, table + c, x + c, width, sum);
+    return S::sums(sum);
+  }
+  // With K vectors of x in registers, each row is one pointer.
   template <int K>
-  static INLINE void combine_channels(const List& seen, const float* weight, const float* table, int width,
-                                      float* result, int c) {
-    F sum[K];
-    UNROLL for (int j = 0; j < K; ++j) sum[j] = S::load(result + c + j * W);
-    for (int i = 0; i < seen.count; ++i) {
-      const float* const row = table + int64_t(seen.row[i]) * width + c;
-      const F factor = S::splat(weight[i]);
-      UNROLL for (int j = 0; j < K; ++j) sum[j] += factor * S::load(row + j * W);
+  static INLINE void add_dots(const int32_t* list, const float* table, const float* x, int width, F (&sum)[W]) {
+    F channel[K];
+    UNROLL for (int k = 0; k < K; ++k) channel[k] = S::load(x + k * W);
+    UNROLL for (int j = 0; j < W; ++j) {
+      const float* const row = table + int64_t(list[j]) * width;
+      UNROLL for (int k = 0; k < K; ++k) sum[j] += channel[k] * S::load(row + k * W);
     }
-    UNROLL for (int j = 0; j < K; ++j) S::store(result + c + j * W, sum[j]);
+  }
+
+  // K vectors of channels at a time, then half as many: what is added to one after the other has to be waited for, so
+  // eight sums are always on their way, of several rows if the channels do not fill them.
+  template <int K>
+  static INLINE void combine_from(const List& seen, const float* weight, const float* table, int width, float* result,
+                                  int c) {
+    for (; c + K * W <= width; c += K * W) combine_channels<K, 8 / K>(seen, weight, table + c, width, result + c);
+    if constexpr (K > 1) combine_from<K / 2>(seen, weight, table, width, result, c);
+  }
+  template <int K, int R>
+  static INLINE void combine_channels(const List& seen, const float* weight, const float* table, int width,
+                                      float* result) {
+    F sum[R][K];
+    UNROLL for (int j = 0; j < K; ++j) {
+      sum[0][j] = S::load(result + j * W);
+      UNROLL for (int r = 1; r < R; ++r) sum[r][j] = F{};
+    }
+    const auto add = [&](int i, F (&to)[K]) {
+      const float* const row = table + int64_t(seen.row[i]) * width;
+      const F factor = S::splat(weight[i]);
+      UNROLL for (int j = 0; j < K; ++j) to[j] += factor * S::load(row + j * W);
+    };
+    int i = 0;
+    for (; i + R <= seen.count; i += R) {
+      UNROLL for (int r = 0; r < R; ++r) add(i + r, sum[r]);
+    }
+    for (; i < seen.count; ++i) add(i, sum[0]);
+    UNROLL for (int j = 0; j < K; ++j) {
+      UNROLL for (int r = 1; r < R; ++r) sum[0][j] += sum[r][j];
+      S::store(result + j * W, sum[0][j]);
+    }
   }
 };
 

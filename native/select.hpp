@@ -26,7 +26,12 @@ struct Select {
   using S = Simd<W>;
   using F = typename S::F;
   using I = typename S::I;
-  using Eight = Simd<8>;
+#if defined(__AVX512F__)
+  static constexpr int kPacked = W == 16 ? 16 : 8;  // numbers that are moved together
+#else
+  static constexpr int kPacked = 8;
+#endif
+  using P = Simd<kPacked>;
 
   // `score` has room for a multiple of 16 and is changed; a `bias` of -inf marks what must not be taken while anything
   // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for a multiple of 16 and
@@ -54,20 +59,20 @@ struct Select {
 
   // Scores above 0 and their numbers, as far as they were found.
   struct Positive {
-    float* value;  // these have room for all scores and eight more
+    float* value;  // these have room for a multiple of 16 scores
     int32_t* number;
     int count;
 
     // Adds those of `length` scores, a multiple of 16, whose numbers start at `first`. NaN is not above 0.
     INLINE void add(const float* score, int length, int first) {
-      count += append_all(length, [&](int i) { return S::bits(S::load(score + i) > 0.f); }, number + count,
+      count += append_all(length, [&](int i) { return S::above(S::load(score + i), F{}); }, number + count,
                           [&](int i) { return count_from(first + i); }, value + count,
-                          [&](int i) { return Eight::load(score + i); });
+                          [&](int i) { return P::load(score + i); });
     }
   };
 
   // The same of those found, of which there may be fewer than `budget`: how many were chosen. `chosen` has room for
-  // `budget` numbers and eight.
+  // `budget` numbers and 16.
   static int largest(const Positive& found, int budget, int32_t* chosen) {
     if (found.count <= budget) {
       std::memcpy(chosen, found.number, sizeof(int32_t) * found.count);
@@ -78,20 +83,22 @@ struct Select {
     F high{};
     for (int i = 0; i < length; i += W) high = S::max(high, S::load(found.value + i));
     const Threshold threshold = search(found.value, found.count, length, budget, 0.f, S::largest(high), by_ratio);
-    return emit(found.value, length, threshold, budget, chosen, [&](int i) { return Eight::load(found.number + i); });
+    return emit(found.value, length, threshold, budget, chosen, [&](int i) { return P::load(found.number + i); });
   }
 
-  // A score that the `n` largest of `count`, all above 0, reach, and others only if they equal one of these.
-  // `scratch` has room for a multiple of 16.
+  // A score that the `n` largest of `count` reach, and others only if they equal one of these; NaN is not among them.
+  // For few scores: each is compared with all. `scratch` has room for a multiple of 16.
   static float reached_by(int n, const float* score, int count, float* scratch) {
-    if (n >= count) return -kInfinity;
     const int length = (count + 15) / 16 * 16;
-    float high = 0.f;
-    for (int i = 0; i < length; ++i) {
-      scratch[i] = i < count ? score[i] : -kInfinity;
-      high = scratch[i] > high ? scratch[i] : high;
+    for (int i = 0; i < length; ++i) scratch[i] = i < count ? score[i] : -kInfinity;
+    float least_of = kInfinity;
+    for (int j = 0; j < count; ++j) {
+      const F own = S::splat(score[j]);
+      int larger = 0;
+      for (int i = 0; i < length; i += W) larger += __builtin_popcount(S::above(S::load(scratch + i), own));
+      least_of = larger < n && score[j] < least_of ? score[j] : least_of;
     }
-    return search(scratch, count, length, n, 0.f, high, by_ratio).value;
+    return least_of;
   }
 
  private:
@@ -104,6 +111,11 @@ struct Select {
   // Padding is -inf, so it is counted only when everything is.
   static INLINE int at_least(const float* score, int length, float threshold) {
     const F bound = S::splat(threshold);
+    if constexpr (kPacked == 16) {
+      int count = 0;
+      for (int i = 0; i < length; i += 16) count += __builtin_popcount(S::reaching(S::load(score + i), bound));
+      return count;
+    }
     I found[16 / W];
     UNROLL for (int j = 0; j < 16 / W; ++j) found[j] = I{};
     for (int i = 0; i < length; i += 16) {
@@ -168,19 +180,19 @@ struct Select {
   static INLINE float root(int x) { return __builtin_sqrtf(float(x)); }
 
   // The numbers of what reaches the threshold; of what equals it only as many of the first as the budget has room for.
-  // `numbers(i)` are those of the eight scores from i on.
+  // `numbers(i)` are those of the kPacked scores from i on.
   template <class Numbers>
   static INLINE int emit(const float* score, int length, const Threshold& threshold, int budget, int32_t* to,
                          Numbers numbers) {
     const F bound = S::splat(threshold.value);
     if (threshold.reached <= budget) {
-      return append_all(length, [&](int i) { return S::bits(S::load(score + i) >= bound); }, to, numbers);
+      return append_all(length, [&](int i) { return S::reaching(S::load(score + i), bound); }, to, numbers);
     }
     int room = budget;
     for (int i = 0; i < length; i += W) room += S::sum(S::load(score + i) > bound);
     const auto found = [&](int i) {
       const F x = S::load(score + i);
-      uint32_t bits = S::bits(x > bound);
+      uint32_t bits = S::above(x, bound);
       for (uint32_t equal = S::bits(x == bound); equal && room > 0; equal &= equal - 1, --room) bits |= equal & -equal;
       return bits;
     };
@@ -188,27 +200,39 @@ struct Select {
   }
 
   // Appends `numbers(i)` to `to`, where a bit of `found(i)` is set, and so on for further pairs of an array and what it
-  // is filled from. Eight are written at a time; how many count is returned.
+  // is filled from. kPacked are written at a time; how many count is returned.
   template <class Found, class... More>
   static INLINE int append_all(int length, Found found, More... more) {
     int n = 0;
     for (int i = 0; i < length; i += 16) {
       uint32_t bits = 0;
       UNROLL for (int j = 0; j < 16; j += W) bits |= found(i + j) << j;
-      UNROLL for (int j = 0; j < 16; j += 8) {
-        const uint32_t eight = bits >> j & 255;
-        append(n, i + j, Eight::load(kPositions.of[eight]), more...);
-        n += __builtin_popcount(eight);
+      UNROLL for (int j = 0; j < 16; j += kPacked) {
+        const uint32_t some = kPacked == 16 ? bits : bits >> j & 255;
+        append(n, i + j, some, more...);
+        n += __builtin_popcount(some);
       }
     }
     return n;
   }
   template <class T, class From, class... More>
-  static INLINE void append(int n, int i, Eight::I positions, T* to, From from, More... more) {
-    Eight::store(to + n, Eight::pick(from(i), positions));
-    if constexpr (sizeof...(more)) append(n, i, positions, more...);
+  static INLINE void append(int n, int i, uint32_t bits, T* to, From from, More... more) {
+    P::store(to + n, packed(from(i), bits));
+    if constexpr (sizeof...(more)) append(n, i, bits, more...);
   }
-  static INLINE Eight::I count_from(int i) { return Eight::load(kPositions.of[255]) + i; }
+  // The lanes whose bits are set, moved to the front.
+  template <class V>
+  static INLINE V packed(V x, uint32_t bits) {
+#if defined(__AVX512F__)
+    if constexpr (kPacked == 16) return (V)_mm512_maskz_compress_epi32(__mmask16(bits), (__m512i)x);
+#endif
+    return P::pick(x, P::load(kPositions.of[bits & 255]));
+  }
+  static INLINE typename P::I count_from(int i) {
+    typename P::I lane;
+    UNROLL for (int j = 0; j < kPacked; ++j) lane[j] = j;
+    return lane + i;
+  }
 };
 
 }  // namespace attendless::ATTENDLESS_ISA

@@ -10,6 +10,10 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
 #ifndef ATTENDLESS_ISA
 #error "compile through isa.cpp, which names the instruction set"
 #endif
@@ -93,6 +97,20 @@ struct Simd {
     store(lane, mask);
     UNROLL for (int i = 0; i < W; ++i) all |= uint32_t(lane[i] & 1) << i;
     return all;
+  }
+
+  // The bits of a > b and of a ≥ b. AVX-512 compares into bits, which a detour through a mask would make of bits again.
+  static INLINE uint32_t above(F a, F b) {
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
+#endif
+    return bits(a > b);
+  }
+  static INLINE uint32_t reaching(F a, F b) {
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GE_OQ);
+#endif
+    return bits(a >= b);
   }
 
   static INLINE float sum(F x) {

@@ -39,7 +39,7 @@ struct SparsifinerHead {
   struct Local {
     float* factor;       // of the ranks that count
     const float** row;   // and their rows of the basis
-    float* found_value;  // connectivities above 0, with room for eight more
+    float* found_value;  // connectivities above 0
     int32_t* found_key;
     float* mass;         // of each rank, as far as it was chosen
     int32_t* all;        // keys
@@ -49,12 +49,12 @@ struct SparsifinerHead {
     Local(const Sparsifiner& s, Cursor& memory)
         : factor(memory.floats(padded(s.coefficients.width))),
           row(memory.pointers(s.coefficients.width)),
-          found_value(memory.floats(padded(s.problem.tokens) + 8)),
-          found_key(memory.ints(padded(s.problem.tokens) + 8)),
+          found_value(memory.floats(padded(s.problem.tokens))),
+          found_key(memory.ints(padded(s.problem.tokens))),
           mass(memory.floats(s.coefficients.width)),
           all(memory.ints(s.problem.tokens)),
           attend(memory.part(Attend<W>::scratch(s.problem.q.width, s.problem.v.width))) {
-      const int64_t longest = padded(s.budget + s.coefficients.width + 8);  // with the tail, and for whole vectors
+      const int64_t longest = padded(s.budget + s.coefficients.width + 16);  // with the tail, and for whole vectors
       for (Query& here : query) {
         here = {memory.ints(longest), memory.floats(padded(s.problem.q.width)), memory.floats(longest),
                 memory.floats(padded(s.problem.v.width))};
