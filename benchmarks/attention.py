@@ -1,7 +1,7 @@
 """How much sooner is sparse attention there than full attention? Kernels alone, choosing the keys included.
 
     python benchmarks/attention.py [--full] [--flex] [--memory] [--tokens 197 577 …] [--keep 0.1 …]
-                                   [--threads 1 …] [--json F] [--plot F.png] [--markdown F.md]
+                                   [--threads 1 …] [--device cuda] [--json F] [--plot F.png] [--markdown F.md]
 
 Contestants take turns in one process, and each row gives the median of paired ratios against PyTorch's fused attention
 with their quartiles: 2 means half the time. Batch 1, 3 heads of width 64, 32-bit floats, no gradients.
@@ -15,6 +15,10 @@ with their quartiles: 2 means half the time. Batch 1, 3 heads of width 64, 32-bi
                     13 % of the coefficients and 10 % of the basis not 0, as after training
     block           ours, windows of whole blocks with about `keep` of the keys
     foveal flex     foveal computed by FlexAttention (--flex; it compiles for half a minute at each size)
+    foveal triton   foveal computed by the Triton kernel (--device cuda)
+
+On a GPU (--device cuda) only full and foveal, by FlexAttention and by Triton, compete, in bfloat16. Nobody has run this
+on one yet.
 
 Then, at 4,097 tokens, a training step (forward and backward); with `--memory` the peak at 16,385 tokens, every one in a
 process of its own. Minutes by default; `--full` is everything, about an hour.
@@ -34,6 +38,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from attendless import execution
 from attendless.measure.clock import race
 from attendless.measure.memory import peak_memory
 from attendless.sparse import foveal as definition
@@ -61,6 +66,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", help="a square and one class token each")
     parser.add_argument("--keep", type=float, nargs="+")
     parser.add_argument("--threads", type=int, nargs="+")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, help="paired ratios of each row, at least")
     parser.add_argument("--budget", type=float, default=5.0, help="seconds of measurement for each size and share")
     parser.add_argument("--json", help="write the rows to this file")
@@ -71,6 +77,10 @@ def main() -> None:
     keeps = options.keep or ([0.05, 0.1, 0.25, 0.5] if options.full else [0.1])
     threads = options.threads or ([1, 2] if options.full else [1])
     options.rounds = options.rounds or (25 if options.full else 9)
+    if options.device == "cuda":
+        if not torch.cuda.is_available():
+            raise SystemExit("--device cuda: there is none here; leave it out to measure the CPU")
+        threads = threads[:1]
 
     machine = stamp()
     print(stamp_line(machine), flush=True)
@@ -81,9 +91,10 @@ def main() -> None:
             for keep in keeps:
                 rows += compete(n, keep, count, options)
     torch.set_num_threads(threads[0])
-    if TRAINED in tokens:
+    on_cpu = options.device == "cpu"
+    if TRAINED in tokens and on_cpu:
         rows += compete(TRAINED, 0.1, threads[0], options, training=True)
-    memory = remember(REMEMBERED, 0.1) if options.full or options.memory else []
+    memory = remember(REMEMBERED, 0.1) if on_cpu and (options.full or options.memory) else []
 
     write_json(options.json, {"rows": rows, "memory": memory})
     if options.markdown:
@@ -118,6 +129,21 @@ def contestants(tokens: int, keep: float, *, with_flex: bool = False) -> dict[st
         runs["foveal flex"] = lambda q, k, v: flex.attend(
             q, k, v, definition.select(q, k, auto, scale=SCALE), auto, scale=SCALE
         )
+    return runs
+
+
+def gpu_contestants(tokens: int, keep: float) -> dict[str, Run]:
+    """The same on a GPU: what can compute there."""
+    side = math.isqrt(tokens - 1)
+    auto = definition.layout(side, side, 1, keep=keep)
+    runs: dict[str, Run] = {"full": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=SCALE)}
+    for name in ("flex", "triton"):
+
+        def run(q: Tensor, k: Tensor, v: Tensor, name: str = name) -> Tensor:
+            with execution(name):
+                return foveal(q, k, v, auto, scale=SCALE)
+
+        runs[f"foveal {name}"] = run
     return runs
 
 
@@ -158,15 +184,20 @@ def inputs(tokens: int, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
 def compete(
     tokens: int, keep: float, threads: int, options: argparse.Namespace, training: bool = False
 ) -> list[dict[str, Any]]:
-    runs = contestants(tokens, keep, with_flex=options.flex and not training)
+    gpu = options.device == "cuda"
+    runs = gpu_contestants(tokens, keep) if gpu else contestants(tokens, keep, with_flex=options.flex and not training)
     if training:
         del runs["sparsifiner"]  # for inference
     q, k, v = inputs(tokens, training)
+    if gpu:
+        q, k, v = (x.to("cuda", torch.bfloat16) for x in (q, k, v))
 
     def forward(run: Run) -> Callable[[], object]:
         def call() -> None:
             with torch.inference_mode():
                 run(q, k, v)
+            if gpu:
+                torch.cuda.synchronize()
 
         return call
 

@@ -33,7 +33,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every check, in reading order. Anything that could kill the process is tried in a child."""
-    return [*_versions(), *_machine(), _kernels(), _bf16(), _compiler(), *_extras()]
+    return [*_versions(), *_machine(), _kernels(), _bf16(), _compiler(), _triton(), *_extras()]
 
 
 def _versions() -> list[Finding]:
@@ -90,6 +90,13 @@ def _compiler() -> Finding:
     found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     note = "" if found else "torch.compile on the CPU needs one"
     return Finding("C++ compiler", found or "none", note, ok=found is not None)
+
+
+def _triton() -> Finding:
+    """For GPUs there is a kernel that was only ever interpreted."""
+    note = "foveal's kernel for GPUs equals the definition in Triton's interpreter; no GPU has timed it yet: "
+    note += "`python benchmarks/attention.py --device cuda` would"
+    return Finding("Triton", _version("triton"), note)
 
 
 def _extras() -> list[Finding]:
