@@ -35,6 +35,10 @@ class Attention(nn.Module):
     #: every token, the class token's attention is a row of full attention: stating it here, or `keys`, is enough, and
     #: `forward` leaves it.
     provides: ClassVar[frozenset[str]] = frozenset({"keys"})
+    #: Context entries that it uses if they are there.
+    takes: ClassVar[frozenset[str]] = frozenset()
+    #: How many of q, k and v it projects; one that does not project all of them has v, or k and v.
+    projected: ClassVar[int] = 3
     #: Specs worth trying: the contract test runs each of them, and `attendless list` shows them.
     examples: ClassVar[tuple[str, ...]] = ()
     #: Weights of the mechanism's own that weight decay must leave alone.
@@ -83,7 +87,7 @@ class Attention(nn.Module):
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.attn_drop = nn.Dropout(attn_drop)
         if projections:
-            self.qkv = nn.Linear(dim, 3 * self.attn_dim, bias=qkv_bias, **factory)
+            self.qkv = nn.Linear(dim, self.projected * self.attn_dim, bias=qkv_bias, **factory)
             self.q_norm = norm_layer(self.head_dim).to(**factory) if qk_norm else nn.Identity()
             self.k_norm = norm_layer(self.head_dim).to(**factory) if qk_norm else nn.Identity()
             self.norm = norm_layer(self.attn_dim).to(**factory) if scale_norm else nn.Identity()
@@ -116,6 +120,20 @@ class Attention(nn.Module):
     def refuses(self, grid: Grid) -> str | None:
         """Why this attention cannot serve `grid`, or None if it can. Reduced grids are refused unless overridden."""
         return "it does not take reduced token sets" if grid.reduced else None
+
+    def score_shape(self, batch: int, grid: Grid) -> tuple[int, ...]:
+        """The shape of the scores it leaves, if it does, and of those it reads, if it does."""
+        return (batch, self.num_heads, grid.tokens, grid.tokens)
+
+    def misreads(self, shape: tuple[int, ...], grid: Grid) -> str | None:
+        """Why it cannot read scores of that shape on `grid`, or None if it can."""
+        expected = self.score_shape(shape[0], grid)
+        return None if shape == expected else f"it reads scores of {_sizes(expected)}, not of {_sizes(shape)}"
+
+    @classmethod
+    def placed(cls, spec: Spec, number: int) -> str | Spec:
+        """What a spec means for that layer of a stage. Most mean the same for all."""
+        return spec
 
     def refine(self, x: Tensor, context: Context) -> Tensor:
         """What the mechanism still does to the tokens once the host has added its output to them; most do nothing."""
@@ -155,6 +173,11 @@ class Attention(nn.Module):
         if found.shape != target.shape:
             raise UserError(f"the maps loss compares like with like: {tuple(found.shape)} and {tuple(target.shape)}")
         return (found - target).square().sum(-1).mean()
+
+    def fitted(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Another attention's weights, with those rows of `qkv` that this one projects."""
+        rows = self.projected * self.attn_dim
+        return {name: w[-rows:] if name.startswith("qkv.") and len(w) > rows else w for name, w in weights.items()}
 
     @classmethod
     def has_core(cls) -> bool:
@@ -250,7 +273,7 @@ class Attention(nn.Module):
         return self.map(x, context, query)[:, :, 0] > 0
 
     def projection_macs(self, grid: Grid) -> int:
-        return grid.tokens * self.dim * 3 * self.attn_dim + grid.tokens * self.attn_dim * self.dim
+        return grid.tokens * self.dim * self.projected * self.attn_dim + grid.tokens * self.attn_dim * self.dim
 
     def leaving_macs(self, grid: Grid, wants: Collection[str]) -> int:
         """Multiply-accumulates of what is left in the context beside the output."""
@@ -263,3 +286,7 @@ class Attention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.num_heads}, grid={self.grid}"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    return "×".join(map(str, shape[1:]))

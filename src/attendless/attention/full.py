@@ -23,13 +23,15 @@ class Full(Attention):
     name = "full"
     frames = True
     provides = frozenset({"scores", "class_attention", "keys"})
+    takes = frozenset({"residual"})
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         bias = context.grid.key_bias(q.dtype)
-        if "scores" not in context.wants:
+        if "scores" not in context.wants and context.residual is None:
             return full(q, k, v, scale=self.scale, key_bias=bias, dropout=self.dropout), context
         # The scores are wanted, so they are there: the fused kernel would compute them a second time.
         scores = self.scale * q @ k.transpose(-2, -1)
+        scores = scores if context.residual is None else scores + context.residual
         weights = torch.softmax(scores if bias is None else scores + bias[:, None, None], dim=-1)
         return torch.dropout(weights, self.dropout, self.training) @ v, context.replace(scores=scores)
 

@@ -61,7 +61,8 @@ class Reduced(Attention):
                 self.sr.weight.copy_(torch.eye(self.dim)[:, :, None, None] / block**2)
                 self.sr.bias.zero_()  # type: ignore[union-attr]
 
-    provides = frozenset()  # its keys are not those of single tokens
+    provides = frozenset({"scores"})  # its keys are not those of single tokens
+    takes = frozenset({"residual"})
 
     def init_weights(self) -> None:
         if hasattr(self, "sr"):
@@ -104,13 +105,23 @@ class Reduced(Attention):
         return self.merge(out), context
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
-        return full(q, k, v, scale=self.scale, dropout=self.dropout), context
+        if "scores" not in context.wants and context.residual is None:
+            return full(q, k, v, scale=self.scale, dropout=self.dropout), context
+        scores = self.scale * q @ k.transpose(-2, -1)
+        scores = scores if context.residual is None else scores + context.residual
+        weights = torch.dropout(torch.softmax(scores, dim=-1), self.dropout, self.training)
+        return weights @ v, context.replace(scores=scores)
+
+    def score_shape(self, batch: int, grid: Grid) -> tuple[int, ...]:
+        return (batch, self.num_heads, grid.tokens, self.keys(grid))
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """The weight of each key, spread evenly over the patches the key was made of, [B, H, queries, N]."""
         q, k, _ = self.project_reduced(x, context.grid)
         rows = slice(query, query + 1) if isinstance(query, int) else query
         spread = self.spread(context.grid).to(q).expand(*q.shape[:2], -1, -1)
+        if context.residual is not None:
+            context = context.replace(residual=context.residual[:, :, rows])
         return self.attend(q[:, :, rows], k, spread, context)[0]
 
     def spread(self, grid: Grid) -> Tensor:

@@ -47,7 +47,7 @@ def parse(text: str | Spec) -> Spec:
 
 def expand(text: str, count: int, unit: str = "layers") -> list[Spec]:
     """The spec of each layer (or stage) that a text such as `2xfull/10xfoveal:keep=0.1` names."""
-    return specs.expand(text, count, kinds(), unit)
+    return _placed(specs.expand(text, count, kinds(), unit))
 
 
 def named(text: str) -> list[Spec]:
@@ -57,7 +57,12 @@ def named(text: str) -> list[Spec]:
 
 def expand_stages(text: str, depths: Sequence[int]) -> list[list[Spec]]:
     """The specs of each stage's layers, for a text such as `window+reduced/window+reduced/full/full`."""
-    return specs.expand_stages(text, depths, kinds())
+    return [_placed(stage) for stage in specs.expand_stages(text, depths, kinds())]
+
+
+def _placed(stage: Sequence[Spec]) -> list[Spec]:
+    """Specs that mean another thing in a stage's first layers, such as `less:vanilla=4`, become what they mean."""
+    return [parse(attention_class(spec.name).placed(spec, number)) for number, spec in enumerate(stage)]
 
 
 def create(spec: str | Spec, dim: int, num_heads: int, *, grid: Grid, **arguments: Any) -> Attention:

@@ -16,9 +16,10 @@ from torch.utils import _pytree as pytree
 
 #: What a layer can leave for the next one, or for the caller, and what it is.
 ENTRIES = {
-    "scores": "its scores before the softmax, [B, H, N, N]",
+    "scores": "its scores before the softmax, [B, H, N, N], or as its `score_shape` says",
     "class_attention": "how much of its attention the class token gives each token, [B, H, N]",
     "keys": "its keys, [B, H, N, D]",
+    "residual": "scores of the stage before, brought to this one's tokens, for its first layer to add to its own",
 }
 
 
@@ -135,6 +136,7 @@ class Context:
     scores: Tensor | None = None
     class_attention: Tensor | None = None
     keys: Tensor | None = None
+    residual: Tensor | None = None
     losses: tuple[tuple[str, Tensor], ...] = ()
 
     def replace(self, **changes: Any) -> Context:
@@ -166,7 +168,7 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
 
 
 _register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth"))
-_register_pytree(Context, ("grid", "scores", "class_attention", "keys", "losses"), ("wants",))
+_register_pytree(Context, ("grid", "scores", "class_attention", "keys", "residual", "losses"), ("wants",))
 
 
 @dataclasses.dataclass(frozen=True)

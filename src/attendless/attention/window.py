@@ -29,6 +29,7 @@ Shapes: B batch · H heads · D head width · P prefix tokens · W windows · T 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -178,7 +179,7 @@ class WindowOptions(options.Options):
 class Window(Attention):
     name = "window"
     frames = True
-    provides = frozenset({"class_attention", "keys"})
+    provides = frozenset({"scores", "class_attention", "keys"})
     Options = WindowOptions
     undecayed = frozenset({"relative_position_bias_table"})
     examples = ("window", "window:size=4,shift=2", "window:size=3,bias=false", "window:size=5,shift=2,bias=false")
@@ -202,7 +203,24 @@ class Window(Attention):
         if self.options.bias:
             bias = relative_bias(self.relative_position_bias_table, self.options.size, rows, columns)
         prefix = context.grid.prefix
-        return window(q, k, v, rows, columns, prefix=prefix, scale=self.scale, bias=bias, dropout=self.dropout), context
+        out = window(q, k, v, rows, columns, prefix=prefix, scale=self.scale, bias=bias, dropout=self.dropout)
+        if "scores" in context.wants:
+            queries, keys = (partition(t[:, :, prefix:], rows, columns) for t in (q, k))
+            scores = self.scale * queries @ _see_prefix(keys, k[:, :, :prefix]).transpose(-2, -1)
+            context = context.replace(scores=scores if bias is None else scores + F.pad(bias, (prefix, 0))[:, None])
+        return out, context
+
+    def score_shape(self, batch: int, grid: Grid) -> tuple[int, ...]:
+        """Of the patches, in their windows; which of them may see each other is not in it."""
+        rows, columns = self.sides(grid)
+        patches = rows.size * columns.size
+        return (batch, self.num_heads, rows.count * columns.count, patches, grid.prefix + patches)
+
+    def leaving_macs(self, grid: Grid, wants: Collection[str]) -> int:
+        """The fused kernel keeps no scores, so they are computed once more."""
+        macs = super().leaving_macs(grid, wants)
+        *_, windows, queries, keys = self.score_shape(1, grid)
+        return macs + windows * queries * keys * self.attn_dim if "scores" in wants else macs
 
     def core_macs(self, grid: Grid) -> int:
         """Windows at their full size, padding included, as Swin counts them and as they are computed."""

@@ -53,7 +53,7 @@ class Block(nn.Module):
         asked = wants if between is None else wants | between.reads
         if before is not None:
             x, context = before(x, context)
-        out, context = self.attn(self.norm1(x), context.only(self.attn.reads).wanting(asked))
+        out, context = self.attn(self.norm1(x), context.only(self.attn.reads | self.attn.takes).wanting(asked))
         missing = [entry for entry in asked if getattr(context, entry) is None]
         if missing:
             raise UserError(f"attention {self.attn.spec} was asked for {', '.join(missing)}, but left none")
@@ -146,9 +146,9 @@ def create_like(attn: Any, spec: Spec, grid: Grid) -> Attention:
     return ours.train(attn.training)
 
 
-def take_weights(module: nn.Module, weights: dict[str, Tensor]) -> list[str]:
+def take_weights(module: Attention, weights: dict[str, Tensor]) -> list[str]:
     """Load the weights whose name and shape fit; return their names."""
-    own = module.state_dict()
+    own, weights = module.state_dict(), module.fitted(weights)
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     module.load_state_dict(fitting, strict=False)
     return list(fitting)

@@ -124,6 +124,8 @@ def check_order(places: Sequence[Place]) -> None:
                 raise UserError(f"{what}, but it stands first")
             if entry not in getattr(before.attention, "provides", ()):
                 raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it")
+            if entry == "scores" and (why := _misread(before.attention, place.attention)):
+                raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it: {why}")
             if before.reducer is not None:
                 raise UserError(f"{what}, but {before.reducer.name} in {before.name} takes tokens away in between")
         for entry in sorted(getattr(place.reducer, "reads", ())):
@@ -134,3 +136,7 @@ def check_order(places: Sequence[Place]) -> None:
 
 def _called(attention: Any) -> str:
     return str(attention.spec) if isinstance(attention, Attention) else type(attention).__name__
+
+
+def _misread(before: Attention, after: Attention) -> str | None:
+    return after.misreads(before.score_shape(1, before.grid), after.grid)

@@ -231,7 +231,7 @@ def weights_by_name(trial: Trial) -> None:
         )
     must(taken, "none of full attention's weights finds its place")
     for name in taken:
-        same(trial.module.state_dict()[name], donor[name], name)
+        same(trial.module.state_dict()[name], trial.module.fitted(donor)[name], name)
 
 
 # What it says of itself -----------------------------------------------------------------------------------------------
@@ -275,7 +275,7 @@ def provides(trial: Trial) -> None:
     module, tokens = trial.module, trial.grid.tokens
     _known(module, "provides")
     shape: dict[str, tuple[int, ...]] = {
-        "scores": (trial.batch, HEADS, tokens, tokens),
+        "scores": module.score_shape(trial.batch, trial.grid),
         "class_attention": (trial.batch, HEADS, tokens),
         "keys": (trial.batch, HEADS, tokens, module.head_dim),
     }

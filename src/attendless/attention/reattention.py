@@ -1,0 +1,65 @@
+"""Re-attention (DeepViT): full attention whose heads are mixed after the softmax.
+
+    out = BN(Θ softmax(q kᵀ / √D)) v        Θ [H, H] a 1 × 1 convolution over the heads, BN a batch norm of each
+
+Deep layers of a ViT come to look alike; mixing lets heads make new maps of each other's. Into a pretrained model it
+comes as the identity, but for BN, which is one from the start only in evaluation.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..sparse.executor import Choice
+from .contract import Attention
+from .registry import register
+from .values import Context, Grid
+
+
+class Reattend(nn.Module):
+    """Maps [B, H, …, N, M] with their heads mixed and normed."""
+
+    def __init__(self, heads: int, factory: dict[str, Any]) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(heads, heads, 1, **factory)
+        self.bn = nn.BatchNorm2d(heads, **factory)
+        with torch.no_grad():
+            self.conv.weight.copy_(torch.eye(heads)[:, :, None, None])
+            self.conv.bias.zero_()  # type: ignore[union-attr]
+
+    def init_weights(self) -> None:
+        self.conv.reset_parameters()
+
+    def forward(self, weights: Tensor) -> Tensor:
+        flat = weights.flatten(2, -2)
+        return self.bn(self.conv(flat)).view_as(weights)
+
+
+@register
+class Reattention(Attention):
+    name = "reattention"
+    provides = frozenset({"scores", "keys"})
+    takes = frozenset({"residual"})
+    rows_sum_to_one = False
+
+    def setup(self, factory: dict[str, Any]) -> None:
+        self.reattn = Reattend(self.num_heads, factory)
+
+    def init_weights(self) -> None:
+        self.reattn.init_weights()
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
+        scores = self.scale * q @ k.transpose(-2, -1)
+        scores = scores if context.residual is None else scores + context.residual
+        weights = self.reattn(torch.softmax(scores, dim=-1))
+        out = torch.dropout(weights, self.dropout, self.training) @ v
+        return out, context.replace(scores=scores)
+
+    def core_macs(self, grid: Grid) -> int:
+        return grid.tokens**2 * (2 * self.attn_dim + self.num_heads**2)
+
+    def choice(self, grid: Grid, batch: int = 1) -> Choice:
+        return Choice("torch", "plain PyTorch: its maps are mixed, so they must be there")
