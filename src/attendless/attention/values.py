@@ -128,7 +128,8 @@ class Context:
     """What travels with the tokens from block to block. Immutable: a block returns a new one.
 
     `wants` names what this layer is asked to leave here (see `ENTRIES`), because the next layer or the caller reads it;
-    nothing else that layers leave each other stays. `losses` are extra terms for training.
+    nothing else that layers leave each other stays. `losses` are extra terms for training, `trail` the class tokens of
+    the layers so far, in a host that answers from all of them.
     """
 
     grid: Grid
@@ -138,6 +139,7 @@ class Context:
     keys: Tensor | None = None
     residual: Tensor | None = None
     losses: tuple[tuple[str, Tensor], ...] = ()
+    trail: tuple[Tensor, ...] = ()
 
     def replace(self, **changes: Any) -> Context:
         return dataclasses.replace(self, **changes)
@@ -168,7 +170,7 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
 
 
 _register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth"))
-_register_pytree(Context, ("grid", "scores", "class_attention", "keys", "residual", "losses"), ("wants",))
+_register_pytree(Context, ("grid", "scores", "class_attention", "keys", "residual", "losses", "trail"), ("wants",))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,13 +2,15 @@
 
 from typing import Any
 
+from .ceit import CeiT
 from .columnar import Columnar, ColumnarDistilled
 from .host import Host
 from .lvvit import LVViT
 from .models import MODELS
 from .pyramid import Pyramid
+from .stemmed import Stemmed
 
-__all__ = ["MODELS", "Columnar", "ColumnarDistilled", "Host", "LVViT", "Pyramid", "is_host"]
+__all__ = ["MODELS", "CeiT", "Columnar", "ColumnarDistilled", "Host", "LVViT", "Pyramid", "Stemmed", "is_host"]
 
 
 def is_host(model: Any) -> bool:

@@ -68,6 +68,9 @@ class Block(nn.Module):
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         return self.mlp(x)
 
+    def mlp_macs(self, grid: Grid) -> int:
+        return weight_macs(self.mlp, grid.tokens)
+
     def check(self, grid: Grid) -> Grid:
         """Raise if the attention cannot serve the grid that enters the block; return the grid that leaves it."""
         after = self.grid_after(grid)
@@ -88,7 +91,7 @@ class Block(nn.Module):
             grid = after
         elif self.reducer is not None:
             wants = {*wants, *self.reducer.reads}
-        macs = self.attn.macs(grid, wants) + Macs(mlp=weight_macs(self.mlp, after.tokens)) + reducing
+        macs = self.attn.macs(grid, wants) + Macs(mlp=self.mlp_macs(after)) + reducing
         return Layer(name, grid, macs, parameters(self), self.attn.spec, self.attn.choice(grid))
 
 

@@ -153,6 +153,10 @@ class ColumnarHost(Host, _Base):
         """What it takes to make the patches of one image on `grid`."""
         return weight_macs(self.patch_embed, grid.patches)
 
+    def head_macs(self, grid: Grid) -> int:
+        """What stands after the last layer."""
+        return _head_macs(self, grid)
+
     def costs(self, size: tuple[int, int] | None = None) -> list[Layer]:
         """Parameters and multiply-accumulates of the embedding, every block and the head, for one image."""
         grid = self.grid(size)
@@ -165,7 +169,7 @@ class ColumnarHost(Host, _Base):
             rows.append(block.cost(f"blocks.{i}", grid, wants))
             grid = block.grid_after(grid)
         counted = sum(row.params for row in rows)
-        rows.append(Layer("head", grid, Macs(other=_head_macs(self, grid)), parameters(self) - counted))
+        rows.append(Layer("head", grid, Macs(other=self.head_macs(grid)), parameters(self) - counted))
         return rows
 
 

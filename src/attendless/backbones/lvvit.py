@@ -11,91 +11,22 @@ were reduced, the maximum is over those left.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
-from timm.layers import PatchEmbed, trunc_normal_
-from timm.models.vision_transformer import VisionTransformer
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ..attention import Grid
 from ..errors import UserError
-from .columnar import ColumnarHost
+from .stemmed import Stemmed
 
 
-class ConvStem(PatchEmbed):
-    """timm's patch embedding after three convolutions of `stem` channels that halve the image."""
+class LVViT(Stemmed):
+    """`Stemmed`, with a head for its patches."""
 
-    def __init__(self, *, stem: int, in_chans: int = 3, embed_dim: int = 768, **kwargs: Any) -> None:
-        super().__init__(in_chans=in_chans, embed_dim=embed_dim, **kwargs)
-        if any(side % 2 for side in self.patch_size):
-            raise UserError(f"patch_size={self.patch_size}: the stem halves the image, so patches must be even")
-        made: dict[str, Any] = {name: kwargs.get(name) for name in ("device", "dtype")}
-        biased = self.proj.bias is not None
-        del self.proj  # what images enter first stands first
-        for number, (channels, kernel, stride) in enumerate([(in_chans, 7, 2), (stem, 3, 1), (stem, 3, 1)], start=1):
-            conv = nn.Conv2d(channels, stem, kernel, stride, padding=kernel // 2, bias=False, **made)
-            setattr(self, f"conv{number}", conv)
-            setattr(self, f"bn{number}", nn.BatchNorm2d(stem, **made))
-        half = (self.patch_size[0] // 2, self.patch_size[1] // 2)
-        self.proj = nn.Conv2d(stem, embed_dim, half, half, bias=biased, **made)
-
-    @property
-    def convolutions(self) -> list[tuple[Any, Any]]:
-        """Each of the stem with its norm."""
-        return [(getattr(self, f"conv{number}"), getattr(self, f"bn{number}")) for number in (1, 2, 3)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        size = (x.shape[-2], x.shape[-1])
-        if self.strict_img_size and size != self.img_size:
-            raise UserError(f"images of {size} were given to a model for {self.img_size}: resize them, or the model")
-        over = [-side % patch for side, patch in zip(size, self.patch_size, strict=True)]
-        if any(over) and not self.dynamic_img_pad:
-            raise UserError(f"images of {size} do not divide into patches of {self.patch_size}")
-        x = F.pad(x, (0, over[1], 0, over[0]))
-        for conv, norm in self.convolutions:
-            x = F.relu(norm(conv(x)))
-        x = self.proj(x)
-        return self.norm(x.flatten(2).transpose(1, 2) if self.flatten else x.permute(0, 2, 3, 1))
-
-    def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
-        if patch_size is not None and patch_size != self.patch_size:
-            raise UserError(f"patch_size={patch_size}: a convolutional stem keeps its own, {self.patch_size}")
-        super().set_input_size(img_size=img_size)
-
-    def macs(self, grid: Grid) -> int:
-        """Of one image: the stem on half its sides, the projection on every patch."""
-        pixels = grid.patches * self.proj.kernel_size[0] * self.proj.kernel_size[1]
-        stem = sum(conv.weight.numel() for conv, _ in self.convolutions)
-        return pixels * stem + grid.patches * self.proj.weight.numel()
-
-
-class Skip(nn.Module):
-    """A branch divided by a constant; it stands where other models have a LayerScale."""
-
-    def __init__(self, skip: float) -> None:
-        super().__init__()
-        self.skip = skip
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x / self.skip
-
-    def extra_repr(self) -> str:
-        return f"skip={self.skip:g}"
-
-
-class LVViT(ColumnarHost, VisionTransformer):
-    """`stem` is the width of the stem's convolutions, `skip` what each residual branch is divided by."""
-
-    def __init__(self, *args: Any, stem: int = 64, skip: float = 1.0, **kwargs: Any) -> None:
-        super().__init__(*args, embed_layer=partial(ConvStem, stem=stem), **kwargs)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         if self.global_pool != "token":
             raise UserError(f"global_pool={self.global_pool!r}: LV-ViT answers from its class token, expected 'token'")
-        self.stem, self.skip = stem, skip
-        if skip != 1:
-            for block in self.blocks:
-                block.ls1, block.ls2 = Skip(skip), Skip(skip)
         self.aux_head = _head_like(self.head)
 
     def patch_logits(self, x: Tensor) -> Tensor:
@@ -111,9 +42,6 @@ class LVViT(ColumnarHost, VisionTransformer):
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         super().reset_classifier(num_classes, global_pool)
         self.aux_head = _head_like(self.head).train(self.training)
-
-    def embedding_macs(self, grid: Grid) -> int:
-        return self.patch_embed.macs(grid)
 
 
 def _head_like(head: nn.Module) -> nn.Module:

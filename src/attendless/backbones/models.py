@@ -1,7 +1,8 @@
 """Our models in timm: `timm.create_model("pyramid_swin_tiny", attention="window/window/full/full")`.
 
-The name begins with the host. Every model takes `attention="…"`, by default what its authors used; those whose weights
-timm has on its hub load them with `pretrained=True`, under another attention as far as names and shapes fit.
+The name begins with the host, but for LaViT's. Every model takes `attention="…"`, by default what its authors used;
+those whose weights timm has on its hub load them with `pretrained=True`, under another attention as far as names and
+shapes fit.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from timm.models import build_model_with_cfg, get_pretrained_cfg, register_model
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
+from .ceit import CeiT
 from .columnar import Columnar
 from .lvvit import LVViT
 from .pyramid import Pyramid
+from .stemmed import Stemmed
 from .weights import fit_attention, from_pyramids
 
 _IMAGENET = {"num_classes": 1000, "input_size": (3, 224, 224), "crop_pct": 0.9, "interpolation": "bicubic"}
@@ -136,6 +139,35 @@ def _lvvit(dim: int, depth: int, heads: int, skip: float) -> Model:
     )
 
 
+def _deepvit(dim: int, depth: int, heads: int, reattending: int) -> Model:
+    """Re-attention in the last layers, a stem of two convolutions, branches halved."""
+    attention = f"{depth - reattending}xfull/{reattending}xreattention"
+    sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "mlp_ratio": 3, "skip": 2.0, "kernels": (7, 3)}
+    return Model(Stemmed, {**sizes, "attention": attention}, layers={**_LVVIT_LAYERS, "classifier": "head"})
+
+
+def _ceit(dim: int, heads: int) -> Model:
+    layers = {"first_conv": "patch_embed.conv", "classifier": "head"}
+    return Model(CeiT, {"embed_dim": dim, "num_heads": heads}, layers=layers)
+
+
+def _hvt(dim: int, heads: int, *depths: int) -> Model:
+    """A column whose tokens are pooled between its stages, without a class token."""
+    stages = len(depths)
+    sizes = {"embed_dims": (dim,) * stages, "depths": depths, "num_heads": (heads,) * stages, "patch_size": 16}
+    return Model(Pyramid, {**sizes, "attention": "full", "embedding": "pool", "positions": "learned"})
+
+
+def _lavit(*depths: int, vanilla: int) -> dict[str, Any]:
+    """PVT v2's skeleton; less attention in the last two stages behind `vanilla` layers of the third and one of the
+    fourth, scores carried between stages. The poster says neither, so this is ours."""
+    less = "less:map=dense,mix=false,dp=1"
+    third = [*["reduced"] * vanilla, *[f"{less},ratio=2"] * (depths[2] - vanilla)]
+    fourth = ["full", *[less] * (depths[3] - 1)]
+    first = [*["reduced:ratio=8"] * depths[0], *["reduced:ratio=4"] * depths[1]]
+    return _pvt_v2(*depths, attention="/".join([*first, *third, *fourth]), carry="grid")
+
+
 #: 64 tokens and a tenth of a million parameters: for `scenes`, and for trying things within a minute. Nothing but the
 #: linear head comes after the pool: a norm there would relate the patches to each other, which is attention's part.
 _MICRO = {
@@ -158,6 +190,15 @@ MODELS: dict[str, Model] = {
     "columnar_lvvit_tiny": _lvvit(240, 12, 4, 1),
     "columnar_lvvit_small": _lvvit(384, 16, 6, 2),
     "columnar_lvvit_medium": _lvvit(512, 20, 8, 2),
+    "columnar_deepvit_tiny": _deepvit(192, 12, 3, 4),
+    "columnar_deepvit_small": _deepvit(396, 16, 12, 5),
+    "columnar_ceit_tiny": _ceit(192, 3),
+    "columnar_ceit_small": _ceit(384, 6),
+    "columnar_hvt_tiny": _hvt(384, 6, 1, 3, 3, 3, 2),
+    "columnar_hvt_small": _hvt(384, 6, 12),
+    "lavit_tiny": Model(Pyramid, _lavit(2, 2, 2, 2, vanilla=1)),
+    "lavit_small": Model(Pyramid, _lavit(3, 4, 6, 3, vanilla=2)),
+    "lavit_base": Model(Pyramid, _lavit(3, 4, 18, 3, vanilla=2)),
     "pyramid_fair_patch4_224": Model(Pyramid, _fair_pyramid(4)),
     "pyramid_fair_patch7_224": Model(Pyramid, _fair_pyramid(7)),
     "columnar_fair_patch14_224": Model(Pyramid, _fair_column(14)),

@@ -91,6 +91,7 @@ class Pyramid(Host, nn.Module):
                 drop_paths=drop_paths[i],
                 style=look,
                 class_token=look.class_token and i == len(depths) - 1,
+                last=self.blocks[-1].attn if i else None,
             )
             before = stage.grid(before)
             self.stages.append(stage)
@@ -120,7 +121,10 @@ class Pyramid(Host, nn.Module):
         """Raise unless every attention and reducer finds what it reads in its stage."""
         for i, stage in enumerate(self.stages):
             places = [(f"stages.{i}.blocks.{j}", block) for j, block in enumerate(stage.blocks)]
-            check_order([Place(name, block.attn, block.reducer) for name, block in places])
+            entrance = [] if stage.carry is None else [Place(f"stages.{i}.carry", stage.carry)]
+            check_order([*entrance, *(Place(name, block.attn, block.reducer) for name, block in places)])
+            if entrance and any(block.reducer is not None for block in self.stages[i - 1].blocks):
+                raise UserError(f"scores are carried to stage {i} from all tokens of the one before: none may go there")
         for stage, grid in zip(self.stages, self.grids(), strict=True):
             for block in stage.blocks:
                 grid = block.check(grid)
@@ -162,8 +166,12 @@ class Pyramid(Host, nn.Module):
         raise IndexError(f"there is no layer {number} after the last")
 
     def wants(self) -> list[frozenset[str]]:
-        """Nothing is left from one stage to the next: their grids differ."""
-        return [want for stage in self.stages for want in (*(b.attn.reads for b in stage.blocks[1:]), frozenset())]
+        """Nothing is left from one stage to the next, where grids differ, but scores that are carried there."""
+        found: list[frozenset[str]] = []
+        for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
+            carried = after is not None and after.carry is not None
+            found += [*(b.attn.reads for b in stage.blocks[1:]), frozenset({"scores"} if carried else ())]
+        return found
 
     # timm's API --------------------------------------------------------------------------------------------------
 

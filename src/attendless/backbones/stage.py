@@ -11,14 +11,16 @@ from timm.layers import DropPath, Mlp
 from timm.models.pvt_v2 import MlpWithDepthwiseConv
 from torch import Tensor, nn
 
-from ..attention import Context, Grid, Macs, Spec, create
+from ..attention import Attention, Context, Grid, Macs, Spec, create
 from ..errors import UserError, unknown
 from .block import Block, ConvBlock, run_block
+from .carry import Carry, key_grid
+from .carry import Kind as CarryKind
 from .cost import Layer, parameters, weight_macs
 from .positions import ConvPositions, FourierPositions, LearnedPositions
-from .stem import ConvEmbed, Merge, shrink, to_map
+from .stem import ConvEmbed, LinePool, Merge, to_map
 
-Embedding = Literal["patch", "overlap", "merge"]
+Embedding = Literal["patch", "overlap", "merge", "pool"]
 Positions = Literal["fourier", "learned", "conv", "none"]
 MlpKind = Literal["plain", "conv", "conv_relu"]
 
@@ -27,7 +29,8 @@ MlpKind = Literal["plain", "conv", "conv_relu"]
 class Style:
     """What a family of pyramids chose; the defaults are the fair comparison's choices.
 
-    `embedding`: patches side by side, overlapping patches, or patches merged 2 × 2 after the first stage.
+    `embedding`: patches side by side, overlapping patches, patches merged 2 × 2 after the first stage, or pooled in a
+    line (HVT). `carry`: how scores reach the next stage, if they do (see `carry.py`).
     `positions`: Fourier features before the first stage, learned in every stage, by convolution in every stage, none.
     `mlp`: plain, or with a depthwise convolution over the grid, or with that and a ReLU before it.
     `class_token`: one joins in the last stage. `stage_norms`: every stage ends in a norm, not only the last.
@@ -38,6 +41,7 @@ class Style:
     mlp: MlpKind = "plain"
     class_token: bool = False
     stage_norms: bool = False
+    carry: CarryKind = "none"
     qkv_bias: bool = True
     norm_eps: float = 1e-6
     embed_eps: float = 1e-6
@@ -45,7 +49,7 @@ class Style:
     attn_drop_rate: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, kind in (("embedding", Embedding), ("positions", Positions), ("mlp", MlpKind)):
+        for name, kind in (("embedding", Embedding), ("positions", Positions), ("mlp", MlpKind), ("carry", CarryKind)):
             if getattr(self, name) not in get_args(kind):
                 raise unknown(name, getattr(self, name), get_args(kind))
         if self.class_token and self.positions != "learned":
@@ -58,9 +62,14 @@ class Style:
         return self.embedding == "overlap" or self.positions == "conv"
 
     def embed(self, in_chans: int, dim: int, stride: int) -> ConvEmbed:
-        return ConvEmbed(in_chans, dim, stride, overlap=self.embedding == "overlap", eps=self.embed_eps)
+        overlap, norm = self.embedding == "overlap", self.embedding != "pool"
+        return ConvEmbed(in_chans, dim, stride, overlap=overlap, eps=self.embed_eps, norm=norm)
 
-    def downsample(self, in_chans: int, dim: int) -> ConvEmbed | Merge:
+    def downsample(self, in_chans: int, dim: int) -> ConvEmbed | Merge | LinePool:
+        if self.embedding == "pool":
+            if in_chans != dim:
+                raise UserError(f"embedding='pool' keeps the width: expected stages as wide, got {in_chans} and {dim}")
+            return LinePool()
         merge = self.embedding == "merge"
         return Merge(in_chans, dim, eps=self.embed_eps) if merge else self.embed(in_chans, dim, 2)
 
@@ -97,8 +106,10 @@ class Stage(nn.Module):
         drop_paths: Sequence[float],
         style: Style,
         class_token: bool,
+        last: Attention | None,
     ) -> None:
-        """`dims` is the width of the stage before, None for the first stage, and of this one."""
+        """`dims` is the width of the stage before, None for the first stage, and of this one; `last` the attention
+        that stage ends with."""
         super().__init__()
         width, dim = dims
         self.grad_checkpointing = False
@@ -115,6 +126,9 @@ class Stage(nn.Module):
         )
         self.conv_positions = ConvPositions(dim) if style.positions == "conv" else None
         self.norm = style.norm(dim) if style.stage_norms else nn.Identity()
+        self.carry: Carry | None = None
+        if style.carry != "none" and last is not None:
+            self.carry = Carry(style.carry, last, self.blocks[0].attn, self.downsample)
 
     @property
     def specs(self) -> list[Spec]:
@@ -122,7 +136,7 @@ class Stage(nn.Module):
 
     def grid(self, before: Grid) -> Grid:
         """This stage's grid, given that of the stage before."""
-        grid = shrink(before, self.downsample.stride) if self.downsample else before
+        grid = self.downsample.shrunk(before) if self.downsample else before
         return self.positions.place(grid) if self.positions else grid
 
     def resize(self, grid: Grid) -> None:
@@ -138,8 +152,13 @@ class Stage(nn.Module):
             x = self.downsample(to_map(context.grid.restore(x), context.grid))
         if self.positions is not None:
             x = self.positions(x, grid)
-        # What layers leave for one another belongs to their stage's grid; only losses outlive it.
-        return x, Context(grid, context.wants, losses=context.losses)
+        # What layers leave for one another belongs to their stage's grid; only losses outlive it, and what is carried.
+        entered = Context(grid, context.wants, losses=context.losses)
+        if self.carry is None or context.scores is None:
+            return x, entered
+        keys = self.blocks[0].attn.score_shape(1, grid)[-1]
+        scores = self.carry(context.scores, context.grid, grid, keys, self.downsample)
+        return x, entered.replace(**{"residual" if self.carry.added else "scores": scores})
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         """One block, with what stands before the first and after the last."""
@@ -154,6 +173,10 @@ class Stage(nn.Module):
         """The cost of the stage's entrance, with its positions and norm, and of every block, from its `grid` on."""
         parts = [m for m in (self.downsample, self.positions, self.conv_positions) if m is not None]
         macs = Macs(other=sum(weight_macs(part, grid.patches) for part in parts))
+        if self.carry is not None:
+            keys = key_grid(grid, self.blocks[0].attn.score_shape(1, grid)[-1])
+            macs += Macs(other=self.carry.macs(grid.patches, keys.patches))
+            parts.append(self.carry)
         rows = [Layer(f"{name}.entrance", grid, macs, sum(map(parameters, [*parts, self.norm])))]
         for i, block in enumerate(self.blocks):
             rows.append(block.cost(f"{name}.blocks.{i}", grid, wants[i]))

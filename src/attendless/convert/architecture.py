@@ -19,10 +19,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ..attention import Spec, parse
-from ..backbones import Columnar, ColumnarDistilled, LVViT, Pyramid
+from ..backbones import CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed
 from ..errors import UserError, unknown
 from ..sizes import input_size, model_name
-from .arguments import column, layer, lvvit, pyramid
+from .arguments import ceit, column, layer, pyramid, stemmed
 from .resize import resize
 from .slots import exchangeable, find_slots
 
@@ -30,6 +30,8 @@ HOSTS: dict[str, type[nn.Module]] = {
     "columnar": Columnar,
     "columnar_distilled": ColumnarDistilled,
     "lvvit": LVViT,
+    "stemmed": Stemmed,
+    "ceit": CeiT,
     "pyramid": Pyramid,
 }
 #: Of each kind of model: the host it is built as, and how its arguments are read.
@@ -38,7 +40,9 @@ _READ: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     Columnar: ("columnar", column),
     VisionTransformerDistilled: ("columnar_distilled", column),
     ColumnarDistilled: ("columnar_distilled", column),
-    LVViT: ("lvvit", lvvit),
+    LVViT: ("lvvit", stemmed),
+    Stemmed: ("stemmed", stemmed),
+    CeiT: ("ceit", ceit),
     Pyramid: ("pyramid", pyramid),
 }
 #: Hosts that are a model of timm's, and can be built as that.
@@ -74,7 +78,7 @@ class Description:
 
     def _arguments(self) -> dict[str, Any]:
         layers = {name: layer(value) for name, value in self.arguments.items() if name.endswith("_layer")}
-        skip = {"weight_init": "skip"} if self.host in ("columnar", "lvvit") else {}
+        skip = {"weight_init": "skip"} if self.host in ("columnar", "lvvit", "stemmed", "ceit") else {}
         return {**self.arguments, **layers, **skip}
 
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from ..attention import Attention
 from ..backbones.block import Block
-from ..backbones.lvvit import ConvStem
+from ..backbones.ceit import LocalBlock, LocalMlp, PooledStem
 from ..backbones.positions import FourierPositions, LearnedPositions
 from ..backbones.stem import Merge
+from ..backbones.stemmed import ConvStem
 from ..errors import UserError
 
 _HOMES: dict[str, Any] = {"nn": nn, "timm": timm.layers}
@@ -59,15 +60,21 @@ def column(model: Any) -> dict[str, Any]:
         "drop_path_rate": getattr(model.blocks[-1].drop_path1, "drop_prob", 0.0),
         "norm_layer": layer_text(block.norm1),
         "embed_norm_layer": layer_text(patch.norm) if _present(patch.norm) else None,
-        "act_layer": layer_text(mlp.act),
-        "mlp_layer": layer_text(mlp),
+        "act_layer": layer_text(mlp.act if hasattr(mlp, "act") else nn.GELU()),
+        "mlp_layer": "timm.Mlp" if isinstance(mlp, LocalMlp) else layer_text(mlp),
     }
 
 
-def lvvit(model: Any) -> dict[str, Any]:
-    """The arguments of our `LVViT`: a column's, and its own."""
-    own = {"in_chans": model.patch_embed.conv1.in_channels, "stem": model.stem, "skip": model.skip}
+def stemmed(model: Any) -> dict[str, Any]:
+    """The arguments of our `Stemmed` and `LVViT`: a column's, and their own."""
+    stem = model.patch_embed
+    own = {"in_chans": stem.conv1.in_channels, "stem": model.stem, "kernels": list(stem.kernels), "skip": model.skip}
     return {**column(model), "init_values": None, **own}
+
+
+def ceit(model: Any) -> dict[str, Any]:
+    """The arguments of our `CeiT`."""
+    return {**column(model), "in_chans": model.patch_embed.conv.in_channels, "stem": model.stem}
 
 
 def pyramid(model: Any) -> dict[str, Any]:
@@ -93,7 +100,8 @@ def pyramid(model: Any) -> dict[str, Any]:
         "stage_norms": _present(stages[0].norm),
         "qkv_bias": block.attn.qkv.bias is not None,
         "norm_eps": block.norm1.eps,
-        "embed_eps": patch.norm.eps,
+        "embed_eps": getattr(patch.norm, "eps", model.style.embed_eps),
+        "carry": model.style.carry,
         "proj_drop_rate": block.attn.proj_drop.p,
         "attn_drop_rate": block.attn.attn_drop.p,
     }
@@ -102,6 +110,8 @@ def pyramid(model: Any) -> dict[str, Any]:
 def _embedding(model: Any) -> str:
     if model.patch_embed.overlap:
         return "overlap"
+    if not _present(model.patch_embed.norm):
+        return "pool"
     # With one stage there is nothing to merge, and nothing to tell.
     return "merge" if all(isinstance(stage.downsample, Merge) for stage in model.stages[1:]) else "patch"
 
@@ -122,14 +132,14 @@ def _mlp(mlp: Any) -> str:
 
 def _check_parts(model: Any) -> None:
     """Parts whose forward differs though their weights may look alike."""
-    if type(model.patch_embed) not in (timm.layers.PatchEmbed, ConvStem):
+    if type(model.patch_embed) not in (timm.layers.PatchEmbed, ConvStem, PooledStem):
         raise UserError(
             f"patch embedding {type(model.patch_embed).__name__} is not supported: only timm's PatchEmbed is"
         )
     if not model.blocks:
         raise UserError("the model has no blocks")
     for i, block in enumerate(model.blocks):
-        if type(block) not in (TimmBlock, Block):
+        if type(block) not in (TimmBlock, Block, LocalBlock):
             raise UserError(f"blocks.{i} is a {type(block).__name__}: only timm's pre-norm Block is supported")
         if type(block.attn) is not TimmAttention and not isinstance(block.attn, Attention):
             raise UserError(f"blocks.{i}.attn is a {type(block.attn).__name__}: only timm's Attention is supported")
