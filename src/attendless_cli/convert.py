@@ -6,6 +6,7 @@ examples:
   attendless convert deit_small_patch16_224 --pretrained --attention 4xfull/8xfoveal:keep=0.1 --out fast.safetensors
   attendless convert vit_base_patch16_siglip_224 --attention foveal:keep=0.1 --layers 2: --below-breakeven keep
   attendless convert deit_tiny_patch16_224 --weights deit.safetensors --tokens tome:r=8 --out fast.safetensors
+  attendless convert deit_tiny_patch16_224 --weights deit.safetensors --attention less:vanilla=8 --fit photos --out fast.safetensors
   attendless convert fast.safetensors --attention full --tokens none --out dense.safetensors
 """  # noqa: E501 (commands are to be copied whole)
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: How many images `--data` gives the comparison.
+#: How many images `--data` gives the comparison, and `--fit` the fitting.
 IMAGES = 32
 
 
@@ -33,6 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     words.size(parser, many=False)
     parser.add_argument("--layers", metavar="L", help="layers to convert, such as 2: or :4 or 0,3-5 (default: all)")
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
+    parser.add_argument("--fit", metavar="DIR", help=f"fit less to the original's scores on {IMAGES} images from here")
     parser.add_argument("--check", action="store_true", help="compare both models' outputs, on noise or on --data")
     parser.add_argument("--data", metavar="DIR", help=f"compare them on {IMAGES} images from here (implies --check)")
     parser.add_argument(
@@ -58,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
         layers=args.layers,
         below_breakeven=args.below_breakeven,
         predictor=args.predictor,
+        fit=_images(model, args.fit) if args.fit else None,
         check=_images(model, args.data) if args.check or args.data else None,
     )
     random = random_weights(args.model, weights=args.weights, pretrained=args.pretrained)

@@ -131,7 +131,7 @@ class Attention(nn.Module):
         return None if shape == expected else f"it reads scores of {_sizes(expected)}, not of {_sizes(shape)}"
 
     @classmethod
-    def placed(cls, spec: Spec, number: int) -> str | Spec:
+    def in_stage(cls, spec: Spec, number: int) -> str | Spec:
         """What a spec means for that layer of a stage. Most mean the same for all."""
         return spec
 

@@ -27,7 +27,7 @@ Shapes: B batch · H heads · N tokens · M keys · W windows of T tokens · D h
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -76,13 +76,13 @@ class LessOptions(options.Options):
 @register
 class Less(Reduced):
     name = "less"
-    Options = LessOptions
+    Options = LessOptions  # type: ignore[assignment]
     projected = 1
     reads = frozenset({"scores"})
     provides = frozenset({"scores"})
     takes = frozenset()
     undecayed = frozenset({"mixing"})
-    examples = (
+    examples: ClassVar[tuple[str, ...]] = (
         "less", "less:map=dense,mix=false", "less:map=dense,shared=false,bias", "less:map=offset,radius=1",
         "less:map=none", "less:ratio=2", "less:window=3,shift=1", "less:reattend",
     )  # fmt: skip
@@ -112,7 +112,7 @@ class Less(Reduced):
             self.reattn.init_weights()
 
     @classmethod
-    def placed(cls, spec: Any, number: int) -> Any:
+    def in_stage(cls, spec: Any, number: int) -> Any:
         o = spec.options
         if number >= o.vanilla:
             return spec.replace(vanilla=0)

@@ -25,7 +25,7 @@ Shapes: B batch · H heads · N tokens · M keys · D head width · C model widt
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class ReducedOptions(options.Options):
 class Reduced(Attention):
     name = "reduced"
     Options = ReducedOptions
-    examples = ("reduced", "reduced:ratio=3", "reduced:ratio=1", "reduced:pool=3")
+    examples: ClassVar[tuple[str, ...]] = ("reduced", "reduced:ratio=3", "reduced:ratio=1", "reduced:pool=3")
 
     def setup(self, factory: dict[str, Any]) -> None:
         ratio, pool = self.options.ratio, self.options.pool

@@ -62,7 +62,7 @@ def expand_stages(text: str, depths: Sequence[int]) -> list[list[Spec]]:
 
 def _placed(stage: Sequence[Spec]) -> list[Spec]:
     """Specs that mean another thing in a stage's first layers, such as `less:vanilla=4`, become what they mean."""
-    return [parse(attention_class(spec.name).placed(spec, number)) for number, spec in enumerate(stage)]
+    return [parse(attention_class(spec.name).in_stage(spec, number)) for number, spec in enumerate(stage)]
 
 
 def create(spec: str | Spec, dim: int, num_heads: int, *, grid: Grid, **arguments: Any) -> Attention:

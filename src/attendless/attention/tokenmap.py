@@ -37,8 +37,12 @@ class TokenMap(nn.Module):
     def resize(self, grid: Grid) -> None:
         """Resample Δ to `grid`, once, in place."""
 
-    def take(self, delta: Tensor, gram: Tensor) -> None:
-        """Come as near as this kind can to Δ [S, n, n], where inputs have second moments `gram` [S, n, n]."""
+    def take(self, delta: Tensor, gram: Tensor, grid: Grid) -> None:
+        """Come as near as this kind can to Δ [S, n, n] over the tokens of `grid`, where inputs have second moments
+        `gram` [S, n, n]."""
+
+    def scale(self, factor: float) -> None:
+        """Δ times a factor."""
 
 
 class Dense(TokenMap):
@@ -62,8 +66,11 @@ class Dense(TokenMap):
     def resize(self, grid: Grid) -> None:
         self.delta, self.grid = _moved(self.delta, self.on(grid)), grid
 
-    def take(self, delta: Tensor, gram: Tensor) -> None:
+    def take(self, delta: Tensor, gram: Tensor, grid: Grid) -> None:
         self.delta.data.copy_(delta)
+
+    def scale(self, factor: float) -> None:
+        self.delta.data.mul_(factor)
 
 
 class LowRank(TokenMap):
@@ -89,7 +96,7 @@ class LowRank(TokenMap):
         up, down = self.on(grid)
         self.up, self.down, self.grid = _moved(self.up, up), _moved(self.down, down), grid
 
-    def take(self, delta: Tensor, gram: Tensor) -> None:
+    def take(self, delta: Tensor, gram: Tensor, grid: Grid) -> None:
         """The best Δ of this rank for inputs of these moments: its largest parts after whitening them."""
         n, rank = gram.shape[-1], min(self.up.shape[-1], gram.shape[-1])
         ridge = 1e-6 * gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
@@ -99,6 +106,9 @@ class LowRank(TokenMap):
         self.up.data.zero_()
         self.up.data[..., :rank] = u[..., :rank] * s[:, None, :rank]
         self.down.data[:, :rank] = down
+
+    def scale(self, factor: float) -> None:
+        self.up.data.mul_(factor)
 
 
 class Offset(TokenMap):
@@ -118,10 +128,9 @@ class Offset(TokenMap):
     def macs(self, rows: int, heads: int, grid: Grid) -> int:
         return rows * heads * grid.patches * self.weight[0].numel()
 
-    def take(self, delta: Tensor, gram: Tensor) -> None:
+    def take(self, delta: Tensor, gram: Tensor, grid: Grid) -> None:
         """The mean of Δ over the pairs of patches that stand at each offset."""
         side, maps = self.weight.shape[-1], len(self.weight)
-        grid = self.fitted_on
         patches = delta[:, grid.prefix :, grid.prefix :].reshape(maps, *2 * (grid.height, grid.width))
         self.weight.data.zero_()
         for y, x in ((y, x) for y in range(side) for x in range(side)):
@@ -130,8 +139,8 @@ class Offset(TokenMap):
             if pairs.numel():
                 self.weight.data[:, 0, y, x] = pairs.mean((-2, -1))
 
-    #: Whose Δ `take` is given; set by who fits.
-    fitted_on: Grid
+    def scale(self, factor: float) -> None:
+        self.weight.data.mul_(factor)
 
 
 def create_map(kind: Kind, grid: Grid, maps: int, rank: int, radius: int, factory: dict[str, Any]) -> TokenMap:

@@ -149,9 +149,10 @@ def create_like(attn: Any, spec: Spec, grid: Grid) -> Attention:
     return ours.train(attn.training)
 
 
-def take_weights(module: Attention, weights: dict[str, Tensor]) -> list[str]:
+def take_weights(module: nn.Module, weights: dict[str, Tensor]) -> list[str]:
     """Load the weights whose name and shape fit; return their names."""
-    own, weights = module.state_dict(), module.fitted(weights)
+    own = module.state_dict()
+    weights = module.fitted(weights) if isinstance(module, Attention) else weights
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     module.load_state_dict(fitting, strict=False)
     return list(fitting)

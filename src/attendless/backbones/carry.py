@@ -41,43 +41,49 @@ def key_grid(grid: Grid, keys: int) -> Grid:
 class Carry(nn.Module):
     """Scores [B, H, N, M] of the stage before, whose last attention is `before` → for this one's first attention."""
 
-    provides = frozenset({"scores"})
-
     def __init__(self, kind: Kind, before: Attention, first: Attention, downsample: Any) -> None:
         super().__init__()
-        left, wanted = before.score_shape(1, before.grid), first.score_shape(1, first.grid)
-        if "scores" not in before.provides or len(left) != 4:
-            raise UserError(f"carry={kind!r}: {before.spec} ends a stage, but has no scores of its tokens to leave")
-        if not (first.reads | first.takes) & {"scores", "residual"} or len(wanted) != 4:
-            raise UserError(f"carry={kind!r}: {first.spec} begins a stage, but has no use for scores of the one before")
-        self.kind, self.added, self.grid = kind, "scores" not in first.reads, first.grid
-        self.keys_shrink = key_grid(before.grid, left[-1]).patches != key_grid(first.grid, wanted[-1]).patches
-        self.shape = (left[1] if not self.added else wanted[1], wanted[-1])
+        self.kind = kind
+        self.added, self.keys_shrink = self._plan(before, first)
+        heads = before.num_heads
         if kind == "conv":
             if getattr(downsample, "stride", None) != 2:
                 raise UserError("carry='conv' weighs the 2 × 2 patches that become one: it needs a stride of 2")
-            self.pool = nn.Conv2d(left[1], left[1], (4, 4 if self.keys_shrink else 1), groups=left[1], bias=False)
-            self.pool.stride = self.pool.kernel_size
-            nn.init.constant_(self.pool.weight, 1 / self.pool.weight[0].numel())
+            kernel = (4, 4 if self.keys_shrink else 1)
+            self.pool = nn.Conv2d(heads, heads, kernel, kernel, groups=heads, bias=False)
+            nn.init.constant_(self.pool.weight, 1 / (kernel[0] * kernel[1]))
         if self.added:
-            self.heads = nn.Conv2d(left[1], wanted[1], 1)
-            nn.init.constant_(self.heads.weight, 1 / left[1])
+            self.heads = nn.Conv2d(heads, first.num_heads, 1)
+            nn.init.constant_(self.heads.weight, 1 / heads)
             nn.init.zeros_(self.heads.bias)  # type: ignore[arg-type]
 
-    def score_shape(self, batch: int, grid: Grid) -> tuple[int, ...]:
-        """As an attention says it: what the first layer finds."""
-        return (batch, self.shape[0], grid.tokens, self.shape[1])
+    def _plan(self, before: Attention, first: Attention) -> tuple[bool, bool]:
+        """Whether the scores are added to the first attention's own, or taken for them; whether keys become fewer."""
+        left, wanted = before.score_shape(1, before.grid), first.score_shape(1, first.grid)
+        if "scores" not in before.provides or len(left) != 4:
+            raise UserError(
+                f"carry={self.kind!r}: {before.spec} ends a stage, but has no scores of its tokens to leave"
+            )
+        if not (first.reads | first.takes) & {"scores", "residual"} or len(wanted) != 4:
+            raise UserError(
+                f"carry={self.kind!r}: {first.spec} begins a stage, but has no use for the scores before it"
+            )
+        if "scores" in first.reads and before.num_heads != first.num_heads:
+            raise UserError(f"{first.spec} begins a stage of {first.num_heads} heads, and reads {before.num_heads}")
+        shrink = key_grid(before.grid, left[-1]).patches != key_grid(first.grid, wanted[-1]).patches
+        return "scores" not in first.reads, shrink
+
+    def check(self, before: Attention, first: Attention) -> None:
+        """Raise unless this was made for such attentions."""
+        if self._plan(before, first) != (self.added, self.keys_shrink):
+            raise UserError(f"carry={self.kind!r} was made for other attentions than {before.spec} and {first.spec}")
 
     def forward(self, scores: Tensor, before: Grid, after: Grid, keys: int, downsample: Any) -> Tensor:
         """`keys` is how many the first attention of this stage has."""
         old_keys, new_keys = key_grid(before, scores.shape[-1]), key_grid(after, keys)
         if self.kind == "conv":
             scores = _by_cells(scores.mT, before).mT
-            if self.keys_shrink:
-                scores = _by_cells(scores, old_keys)
-            else:
-                scores = scores[..., old_keys.prefix :]
-            scores = self.pool(scores)
+            scores = self.pool(_by_cells(scores, old_keys) if self.keys_shrink else scores[..., old_keys.prefix :])
         else:
             scores = self._resized(scores.mT, before, after, downsample).mT
             scores = self._resized(scores, old_keys, new_keys, downsample)

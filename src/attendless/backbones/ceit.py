@@ -90,7 +90,7 @@ class LayerAttention(nn.Module):
         self.norm1, self.norm2 = norm(dim), norm(dim)
         self.q, self.kv, self.proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
-        for layer in (self.q, self.kv, self.proj, self.mlp.fc1, self.mlp.fc2):
+        for layer in (m for m in self.modules() if isinstance(m, nn.Linear)):
             trunc_normal_(layer.weight, std=0.02)
             nn.init.zeros_(layer.bias)
 
@@ -120,9 +120,9 @@ class CeiT(ColumnarHost, VisionTransformer):
             kept = {name: getattr(block, name) for name in parts}
             local = LocalMlp(self.embed_dim, block.mlp.fc1.out_features)
             self.blocks[i] = LocalBlock(block.attn, mlp=local, **kept)
-        norm = partial(type(self.norm), eps=self.norm.eps)
+        final: Any = self.norm
         ratio = self.blocks[0].mlp.fc1.out_features / self.embed_dim
-        self.layer_attention = LayerAttention(self.embed_dim, self.blocks[0].attn.num_heads, ratio, norm)
+        self.layer_attention = LayerAttention(self.embed_dim, self.blocks[0].attn.num_heads, ratio, _like(final))
         self.check_order()  # once more: this MLP wants every patch
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
@@ -137,3 +137,7 @@ class CeiT(ColumnarHost, VisionTransformer):
 
     def head_macs(self, grid: Grid) -> int:
         return super().head_macs(grid) + self.layer_attention.macs(len(self.blocks))
+
+
+def _like(norm: Any) -> Any:
+    return lambda dim: type(norm)(dim, eps=norm.eps)

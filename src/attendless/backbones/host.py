@@ -112,14 +112,16 @@ class Place(NamedTuple):
     reducer: Any = None
 
 
-def check_order(places: Sequence[Place]) -> None:
+def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
     """Raise unless everything in a stage finds what it reads: an attention in what the layer before leaves, a reducer
-    in what the attention of its own layer leaves."""
+    in what the attention of its own layer leaves. `entered`: the first finds what the stage before left."""
     for before, place in zip([None, *places], places, strict=False):
         for entry in sorted(getattr(place.attention, "reads", ())):
             what = f"attention {place.attention.spec} in {place.name} reads the {entry} of the layer before"
             if entry not in ENTRIES:
                 raise UserError(f"{what}: there are only {', '.join(ENTRIES)}")
+            if before is None and entered:
+                continue
             if before is None:
                 raise UserError(f"{what}, but it stands first")
             if entry not in getattr(before.attention, "provides", ()):

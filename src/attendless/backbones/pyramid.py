@@ -121,9 +121,13 @@ class Pyramid(Host, nn.Module):
         """Raise unless every attention and reducer finds what it reads in its stage."""
         for i, stage in enumerate(self.stages):
             places = [(f"stages.{i}.blocks.{j}", block) for j, block in enumerate(stage.blocks)]
-            entrance = [] if stage.carry is None else [Place(f"stages.{i}.carry", stage.carry)]
-            check_order([*entrance, *(Place(name, block.attn, block.reducer) for name, block in places)])
-            if entrance and any(block.reducer is not None for block in self.stages[i - 1].blocks):
+            check_order(
+                [Place(name, block.attn, block.reducer) for name, block in places], entered=stage.carry is not None
+            )
+            if stage.carry is None:
+                continue
+            stage.carry.check(self.stages[i - 1].blocks[-1].attn, stage.blocks[0].attn)
+            if any(block.reducer is not None for block in self.stages[i - 1].blocks):
                 raise UserError(f"scores are carried to stage {i} from all tokens of the one before: none may go there")
         for stage, grid in zip(self.stages, self.grids(), strict=True):
             for block in stage.blocks:

@@ -171,7 +171,7 @@ class Stage(nn.Module):
 
     def costs(self, name: str, grid: Grid, wants: Sequence[Collection[str]]) -> list[Layer]:
         """The cost of the stage's entrance, with its positions and norm, and of every block, from its `grid` on."""
-        parts = [m for m in (self.downsample, self.positions, self.conv_positions) if m is not None]
+        parts: list[nn.Module] = [m for m in (self.downsample, self.positions, self.conv_positions) if m is not None]
         macs = Macs(other=sum(weight_macs(part, grid.patches) for part in parts))
         if self.carry is not None:
             keys = key_grid(grid, self.blocks[0].attn.score_shape(1, grid)[-1])

@@ -12,6 +12,8 @@ import torch
 from timm.layers import DropPath
 from torch import Tensor, nn
 
+from ..attention import Attention
+
 _logger = logging.getLogger(__name__)
 
 
@@ -89,6 +91,12 @@ def fit_attention(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
     touched, so that loading strictly still finds every other difference.
     """
     own = {name: value for name, value in model.state_dict().items() if ".attn." in name}
+    state = dict(state)
+    for place, attention in model.named_modules():
+        if isinstance(attention, Attention):
+            theirs = {name: value for name, value in state.items() if name.startswith(f"{place}.qkv.")}
+            fitted = attention.fitted({name.removeprefix(f"{place}."): value for name, value in theirs.items()})
+            state |= {f"{place}.{name}": value for name, value in fitted.items()}
     taken = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     kept = [name for name in own if name not in taken]
     if kept:

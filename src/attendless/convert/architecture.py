@@ -18,7 +18,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from ..attention import Spec, parse
+from ..attention import Attention, Spec, parse
 from ..backbones import CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed
 from ..errors import UserError, unknown
 from ..sizes import input_size, model_name
@@ -93,20 +93,21 @@ def describe(model: Any) -> Description:
         raise UserError(f"{type(model).__name__} is not supported: expected one of {known}")
     host, arguments = _READ[type(model)]
     description = Description(host, arguments(model))
-    found = differences(model, _empty(description))
+    specs = [block.attn.spec for block in model.blocks if isinstance(block.attn, Attention)]
+    found = differences(model, _empty(description, specs or "full"))
     if found:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         raise UserError(f"this {type(model).__name__} cannot be rebuilt: {'; '.join(found[:3])}{more}")
     return description
 
 
-def _empty(description: Description) -> nn.Module:
+def _empty(description: Description, attention: str | list[Spec]) -> nn.Module:
     """The model without memory for its weights."""
     try:
         with torch.device("meta"):
-            return description.build()
+            return description.build(attention)
     except RuntimeError:  # timm before 1.0.21 reads values of tensors while it builds
-        return description.build()
+        return description.build(attention)
 
 
 def differences(model: nn.Module, rebuilt: nn.Module) -> list[str]:

@@ -21,6 +21,7 @@ from . import families, huggingface
 from .adapters.places import NAMES as IN_PLACE
 from .architecture import describe
 from .exchange import BelowBreakeven, exchange
+from .fit import fit_to, fits
 from .predictor import predicts, put_predictor
 from .report import Reduction, Report, difference
 from .resize import resize
@@ -37,6 +38,7 @@ def convert(
     below_breakeven: BelowBreakeven = "full",
     size: int | tuple[int, int] | None = None,
     predictor: str | Path | None = None,
+    fit: Tensor | None = None,
 ) -> Any:
     """A copy of `model` that attends with `attention`, on the tokens that `tokens` leaves.
 
@@ -44,10 +46,18 @@ def convert(
     `tome:r=8`, or `none`. `attention` is a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`;
     `layers` (`"2:"`, `"0,3-5"`) leaves the others as they are. Where attending less cannot pay at this size the layer
     stays full, unless `below_breakeven="keep"`. `size` moves the model to another input size first. `predictor` is the
-    file or name of what attentions that predict their keys have learned for this model.
+    file or name of what attentions that predict their keys have learned for this model. To the images `fit`, a few
+    dozen as the model takes them, `less` is fitted, so that it starts near the attention it replaces.
     """
     converted, _ = convert_with_report(
-        model, attention, tokens=tokens, layers=layers, below_breakeven=below_breakeven, size=size, predictor=predictor
+        model,
+        attention,
+        tokens=tokens,
+        layers=layers,
+        below_breakeven=below_breakeven,
+        size=size,
+        predictor=predictor,
+        fit=fit,
     )
     return converted
 
@@ -61,6 +71,7 @@ def convert_with_report(
     below_breakeven: BelowBreakeven = "full",
     size: int | tuple[int, int] | None = None,
     predictor: str | Path | None = None,
+    fit: Tensor | None = None,
     check: Tensor | None = None,
 ) -> tuple[Any, Report]:
     """As `convert`, with what was done to every layer. On the images `check`, if given, the outputs are compared."""
@@ -68,7 +79,7 @@ def convert_with_report(
     host = host_copy(model)
     if size is not None:
         resize(host, to_2tuple(size))
-    dense = copy.deepcopy(host) if check is not None else None
+    dense = copy.deepcopy(host) if check is not None or fit is not None else None
     before = [slot.now + slot.others for slot in find_slots(host)]
     if tokens is not None:
         put_tokens(host, tokens)
@@ -81,6 +92,7 @@ def convert_with_report(
         start_attentions(host.blocks, scratch=False)
     if predictor is not None and any(predicts(slot.attn) for slot in slots):
         put_predictor(slots, predictor)
+    note = fit_to(host, dense, fit) if fits(host) else ""
     report = Report(
         model_name(model),
         input_size(host),
@@ -88,6 +100,7 @@ def convert_with_report(
         len(host.state_dict()) - sum(len(slot.attn.state_dict()) for slot in slots),
         pays_from=pays,
         reduction=Reduction.of(host) if is_host(host) else None,
+        note=note,
     )
     if check is not None and dense is not None:
         report = dataclasses.replace(report, difference=difference(dense, host, check))

@@ -104,7 +104,7 @@ class Report:
 
     `pays_from` is the smallest square size at which one of the layers that were left as they were would be converted.
     `random_weights`: nothing was ever loaded into the model. `unserved`: paths of attentions that were found and cannot
-    be exchanged, and why.
+    be exchanged, and why. `note`: what else to know.
     """
 
     model: str
@@ -116,6 +116,7 @@ class Report:
     random_weights: bool = False
     reduction: Reduction | None = None
     unserved: tuple[tuple[str, str], ...] = ()
+    note: str = ""
 
     @property
     def left(self) -> list[LayerReport]:
@@ -146,6 +147,7 @@ class Report:
             "unserved": [{"name": name, "reason": reason} for name, reason in self.unserved],
             "tokens_spec": self.reduction.tokens if self.reduction else None,
             "tokens": list(self.reduction.counts) if self.reduction else None,
+            "note": self.note,
             "layers": [layer.as_dict() for layer in self.layers],
         }
 
@@ -172,6 +174,7 @@ class Report:
             lines.append(f"{new} weights are new and untrained: train or distill before use")
         if dropped:
             lines.append(f"{dropped} weights of the original have no place here and were dropped")
+        lines += [self.note] if self.note else []
         return lines + ([str(self.difference)] if self.difference else [])
 
     def _done(self, count: int) -> str:

@@ -153,8 +153,11 @@ def specs_for(attention: str, slots: list[Slot]) -> list[Spec]:
 
 def check_reads(slots: list[Slot]) -> None:
     """Raise unless every attention finds in the context what it reads."""
-    for _, stage in itertools.groupby(slots, key=_stage):
-        check_order([Place(slot.name, slot.attn, getattr(slot.block, "reducer", None)) for slot in stage])
+    for name, stage in itertools.groupby(slots, key=_stage):
+        entered = getattr(slots[0].model.get_submodule(name.rstrip(".")), "carry", None) is not None
+        check_order(
+            [Place(slot.name, slot.attn, getattr(slot.block, "reducer", None)) for slot in stage], entered=entered
+        )
 
 
 def _stage(slot: Slot) -> str:
