@@ -3,6 +3,7 @@
 examples:
   attendless papers
   attendless papers lavit-2
+  attendless papers lavit-extensibility --time --threads 1
   attendless papers sparsifiner-2 --markdown
 """
 
@@ -16,11 +17,16 @@ from . import output, words
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", nargs="?", help="a table's name, such as lavit-2")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--time", action="store_true", help="also time the models here, where the table has models")
+    words.threads(parser)
     words.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
+    import torch
+
     from attendless import papers
+    from attendless.errors import UserError
 
     if not args.table:
         listing = [(t.name, t.title, t.source) for t in papers.tables().values()]
@@ -30,7 +36,11 @@ def run(args: argparse.Namespace) -> None:
         )
         return
     table = papers.table(args.table)
-    rows = list(table.build())
+    if args.time and table.time is None:
+        raise UserError(f"table {table.name!r} has nothing to time")
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    rows = [*table.build(), *(table.time() if args.time and table.time else ())]
     columns = ("row", "quantity", "paper", "ours", "agrees", "note")
     cells = [
         (r.row, r.quantity, _with_unit(r.paper, r.unit), _with_unit(r.ours_text, r.unit), _agrees(r), r.note)
@@ -54,4 +64,4 @@ def _agrees(row: object) -> str:
 
 
 def _with_unit(text: str, unit: str) -> str:
-    return f"{text} {unit}".strip()
+    return f"{text} {unit}".strip() if text else "–"

@@ -201,15 +201,18 @@ class Less(Reduced):
             raise UserError(f"attention {self.spec} reads the scores of the layer before, and there are none")
         scores = self.transformed(self.arranged(found, grid), grid)
         weights = torch.dropout(self.weights_of(scores, grid), self.dropout, self.training)
-        if self.options.window:
-            sides = self.windows(grid)
-            out = unpartition(weights @ partition(v, *sides), *sides)
-        else:
-            out = weights @ v
+        out = self.pick(weights, v, grid)
         if self.options.dp and self.training:
             loss = diagonality(self._square(scores, grid), self.options.dp_sign, self.options.dp_on)
             context = context.with_loss("diagonality", self.options.dp * loss)
         return out, context.replace(scores=scores)
+
+    def pick(self, weights: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        """Weights times values, in windows if there are."""
+        if not self.options.window:
+            return weights @ v
+        sides = self.windows(grid)
+        return unpartition(weights @ partition(v, *sides), *sides)
 
     def _square(self, scores: Tensor, grid: Grid) -> Tensor:
         """As many queries as keys: each the mean of those whose patches its key is made of."""

@@ -10,14 +10,15 @@ from typing import Any
 from ..errors import unknown
 
 #: What a printed number is a multiple of.
-UNITS = {"": 1.0, "M": 1e6, "G": 1e9, "%": 1.0, "tokens": 1.0, "keys": 1.0}
+UNITS = {"": 1.0, "M": 1e6, "G": 1e9, "%": 1.0, "tokens": 1.0, "keys": 1.0, "images/s": 1.0}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
     """One printed number: whose (`row`), what (`quantity`), as printed (`paper`), and ours as a raw count or measure.
 
-    `agrees` says whether ours rounds to the printed digits; it is None where we have no value of our own.
+    `agrees` says whether ours rounds to the printed digits; it is None where we have no value of our own, and where it
+    is another machine's. What is not printed at all is empty.
     """
 
     row: str
@@ -29,7 +30,7 @@ class Row:
 
     @property
     def agrees(self) -> bool | None:
-        if self.ours is None:
+        if self.ours is None or self.unit == "images/s":  # another machine's
             return None
         return self.ours_text == self.paper
 
@@ -38,6 +39,8 @@ class Row:
         """Our value in the paper's unit, with as many digits as the paper prints."""
         if self.ours is None:
             return "–"
+        if not self.paper:
+            return f"{self.ours / UNITS[self.unit]:.1f}"
         step = Decimal(1).scaleb(Decimal(self.paper).as_tuple().exponent)  # type: ignore[arg-type]
         return str((Decimal(repr(float(self.ours))) / Decimal(UNITS[self.unit])).quantize(step, ROUND_HALF_EVEN))
 
@@ -47,13 +50,15 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of a paper as a command. `rules` say how our numbers are counted; `build` makes the rows."""
+    """A table of a paper as a command. `rules` say how our numbers are counted; `build` makes the rows, `time` those
+    that are measured on this machine, if there are any."""
 
     name: str
     title: str
     source: str
     rules: tuple[str, ...]
     build: Callable[[], Iterable[Row]]
+    time: Callable[[], Iterable[Row]] | None = None
 
 
 _TABLES: dict[str, Table] = {}

@@ -11,13 +11,16 @@ from typing import Any
 from torch import nn
 
 from ..convert import convert, open_model
+from ..convert.fit import fit, fits
 from ..convert.predictor import predicts, save_predictor
 from ..convert.slots import find_slots
 from ..data.labels import NO_LABELS, class_names, match_labels
 from ..data.opening import open_splits
 from ..errors import UserError, unknown
+from ..measure.accuracy import load_images, preprocessing
 from ..options import Options, option, parse_options
 from ..randomness import WEIGHTS, randomness
+from ..sizes import input_size
 from .disk import goes_on_later
 from .distill_losses import Distillation
 from .objective import answers_patches
@@ -25,6 +28,8 @@ from .recipe import RANDAUG, Recipe, Run, replace_fields
 from .state import Phase
 from .training import Begin, Result, as_model_wants, finish, model_text, set_drop
 
+#: How many pictures an attention that can be fitted without training is fitted to, before it learns.
+FITTED_TO = 32
 #: In `Phase.trained`: the parameters that the teacher does not have, and those it has.
 NEW, OLD = "new", "old"
 
@@ -162,6 +167,8 @@ def distill(
     labelled, remark = own_classes(train.classes, teacher)
     with randomness(WEIGHTS, phases[0].recipe.seed):
         student: Any = convert(teacher, attention, tokens=tokens, below_breakeven="keep", predictor=predictor)
+        if fits(student):  # it starts nearer to the teacher
+            fit(student, teacher, load_images(train, preprocessing(teacher, input_size(teacher)), FITTED_TO))
     phases = fit_to(phases, student, teacher, labelled=labelled)
     set_drop(student, phases[-1].recipe)
     teacher = teacher.eval().requires_grad_(False)
