@@ -122,7 +122,7 @@ def _caught(model: nn.Module, images: Tensor, wanted: Collection[int]) -> Iterat
             raise _Enough
 
     with ExitStack() as stack:
-        holders = {module.core: module for _, module in adapted_modules(model)}
+        holders: dict[Any, Any] = {module.core: module for _, module in adapted_modules(model)}
         for number in wanted:
             listen = _handed if known[number] in holders else _called
             stack.enter_context(listen(number, holders.get(known[number], known[number]), note))
