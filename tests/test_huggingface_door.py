@@ -173,6 +173,11 @@ def test_a_text_tower_is_left_alone() -> None:
     model.set_attn_implementation(attendless.huggingface.register("foveal:keep=0.1"))
     with torch.no_grad():
         now = model(**inputs)
+    attendless.unpatch(model)
+    settings = {m.config._attn_implementation for m in model.modules() if hasattr(m, "config")}
+    assert settings == {"sdpa"}
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).text_embeds, then.text_embeds)
     torch.testing.assert_close(now.text_embeds, then.text_embeds)
     assert not torch.allclose(now.image_embeds, then.image_embeds, atol=1e-4)
 

@@ -95,7 +95,8 @@ def watch(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
         hooks = () if known else (_hook(place.embedding, seen, place.family),)
         place.module.__dict__[_MARK] = Seat(seen, place.family, place.index, place.of, before[id(place)], hooks)
     for name in found.left:
-        model.get_submodule(name).__dict__[_MARK] = Seat()
+        left: Any = model.get_submodule(name)
+        left.__dict__[_MARK] = Seat(before=_named_before(left))
     return found
 
 
@@ -108,13 +109,18 @@ def unwatch(model: nn.Module) -> None:
 
 
 def close(model: nn.Module) -> int:
-    """Let every attention of a watched model compute what it did before, and watch no more; how many there were."""
-    seats: list[tuple[Any, Seat]] = [(m, seat) for m in model.modules() if (seat := seat_of(m)) and seat.family]
-    for module, seat in seats:
+    """Let every attention of a watched model compute what it did before, and watch no more; how many were served.
+
+    Whatever configuration in it names one of ours gets back what it said, wherever transformers' switch has put it.
+    """
+    modules: list[Any] = list(model.modules())
+    seats = [(module, seat) for module in modules if (seat := seat_of(module))]
+    before = {id(module.config): seat.before for module, seat in seats if hasattr(module, "config")}
+    for module in modules if seats else ():
         if attention_of(module) is not None:
-            module.config._attn_implementation_internal = seat.before
+            module.config._attn_implementation_internal = before.get(id(module.config)) or "sdpa"
     unwatch(model)
-    return len(seats)
+    return sum(seat.family is not None for _, seat in seats)
 
 
 def seat_of(module: Any) -> Seat | None:
@@ -123,16 +129,19 @@ def seat_of(module: Any) -> Seat | None:
 
 def attention_of(module: Any) -> str | None:
     """The spec that a module's configuration names, if it is one of ours."""
-    name = module.config._attn_implementation
+    name = _setting(module)
     return name.removeprefix(PREFIX) if name is not None and name.startswith(PREFIX) else None
+
+
+def _setting(module: Any) -> str | None:
+    return getattr(getattr(module, "config", None), "_attn_implementation", None)
 
 
 def _named_before(module: Any) -> str | None:
     seat = seat_of(module)
     if seat is not None and seat.before is not None:
         return seat.before
-    name = module.config._attn_implementation
-    return "sdpa" if attention_of(module) is not None else name
+    return "sdpa" if attention_of(module) is not None else _setting(module)
 
 
 def _hook(embedding: nn.Module, seen: Watch, family: Family) -> Any:
@@ -254,4 +263,4 @@ def _transformers() -> Any:
 
 
 def _too_old() -> Any:
-    raise UserError("this transformers has no AttentionInterface for vision models: expected 4.56 or later")
+    raise UserError("this transformers is too old: expected one with AttentionInterface and AttentionMaskInterface")
