@@ -27,6 +27,7 @@ SOUND = {
     "bench": (MODEL, "--quick", "--budget", "0.01"),
     "eval": (MODEL, "--data", "loose", "--workers", "0"),
     "tune": (MODEL, "--data", "loose", "--images", "2"),
+    "show": ("pictures/cat/0.png", "--model", MODEL, "--out", "shown.png"),
     "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
     "distill": (MODEL, "--data", "pictures", "--out", "run", "--attention", "foveal", "--epochs", "1", "--batch", "2"),
     "compare": (MODEL, "--data", "pictures", "--out", "contest", "--attention", "full", "--jobs", "1", "--batch", "2"),
@@ -39,15 +40,15 @@ ALL = tuple(VERBS)
 HOSTS = ("info", "convert", "bench", "eval", "tune", "train", "distill", "compare")
 LOADING = tuple(verb for verb in HOSTS if verb != "compare")
 MEASURED = ("info", "convert", "bench", "eval", "tune")
-FIXED = ("info", "convert", "bench", "eval", "train", "distill")
+FIXED = ("info", "convert", "bench", "eval", "show", "train", "distill")
 REDUCING = (*FIXED, "tune")
 CLOCKED = ("bench", "tune", "compare")
 LEARNING = ("train", "distill", "compare")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
-ATTENDING = ("info", "convert", "bench", "eval", "train", "distill", "compare")
+ATTENDING = ("info", "convert", "bench", "eval", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
 EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
-THREADED = ("bench", "eval", "tune", "train", "distill", "compare")
+THREADED = ("bench", "eval", "tune", "show", "train", "distill", "compare")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +195,7 @@ TABLE = [
     word("batch that no memory holds", "expected a batch of at most", ("bench",), "--batch", "100000000"),
     word("batch without pictures enough", "batch|few", LEARNING, "--batch", "100000000"),
     *(word(f"budget {n}", "budget", CLOCKED, "--budget", n) for n in ("0", "-1", "nan", "inf", "x")),
-    *(word(f"crop {n}", "crop", ("eval", "tune", *LEARNING), "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
+    *(word(f"crop {n}", "crop", ("eval", "tune", "show", *LEARNING), "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
     *(word(f"limit {n}", "--limit", ("eval",), "--limit", n) for n in ("0", "-1", "x")),
     *(word(f"images {n}", "--images", ("tune",), "--images", n) for n in ("0", "x")),
     *(word(f"workers {n}", "workers", ("eval", *LEARNING), "--workers", n) for n in ("-5", "x")),
@@ -230,6 +231,15 @@ TABLE = [
     word("option that does not exist", "--nonsense", ALL, "--nonsense"),
     word("option without its value", "--json", ALL, "--json"),
     word("one word too many", "unrecognized arguments", EXACT, "--force", "too", "many"),
+    word("model of show unknown", "unknown model 'nothing_like_it'", ("show",), "--model", "nothing_like_it"),
+    word("model of show that looks at nothing", "no attention of ours", ("show",), "--model", "resnet10t"),
+    word("weights of show damaged", "cut.safetensors", ("show",), "--weights", "cut.safetensors"),
+    word("picture of unknown kind", ".png", ("show",), "--out", "shown.gif"),
+    word("picture over somebody's file", "--force", ("show",), "--out", "pictures/cat/1.png"),
+    word("figure unknown", "invalid choice", ("show",), "--figure", "mona-lisa"),
+    *(word(f"query {n}", "query", ("show",), "--query", n) for n in ("1", "x,y", "1,2,3", "99,1", "-1,1", "nan,nan")),
+    *(word(f"layer {n}", "layer", ("show",), "--layer", n) for n in ("99", "-99", "x")),
+    *(word(f"head {n}", "head", ("show",), "--head", n) for n in ("99", "-1", "x")),
     word("table unknown", "unknown table 'lavit-99'", ("papers",), "lavit-99"),
     word("name unknown", "unknown attention 'nothing'", ("list",), "nothing"),
 ]  # fmt: skip
