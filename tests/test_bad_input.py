@@ -236,6 +236,7 @@ TABLE = [
     word("weights of show damaged", "cut.safetensors", ("show",), "--weights", "cut.safetensors"),
     word("picture of unknown kind", ".png", ("show",), "--out", "shown.gif"),
     word("picture over somebody's file", "--force", ("show",), "--out", "pictures/cat/1.png"),
+    word("picture over the one it shows", "reads", ("show",), "--out", "pictures/cat/0.png", "--force"),
     word("figure unknown", "invalid choice", ("show",), "--figure", "mona-lisa"),
     *(word(f"query {n}", "query", ("show",), "--query", n) for n in ("1", "x,y", "1,2,3", "99,1", "-1,1", "nan,nan")),
     *(word(f"layer {n}", "layer", ("show",), "--layer", n) for n in ("99", "-99", "x")),

@@ -19,9 +19,9 @@ ENDINGS = {"model": (".safetensors",), "picture": (".png", ".svg", ".pdf")}
 BEGINNINGS = {
     "json": re.compile(rb'\s*\{\s*"stamp":'),
     "page": re.compile(rb"\s*(<!doctype html|<html)", re.IGNORECASE),
-    ".png": re.compile(rb"\x89PNG\r\n"),
-    ".svg": re.compile(rb"\s*(<\?xml.*<svg|<svg)", re.DOTALL),
-    ".pdf": re.compile(rb"%PDF-"),
+    ".png": re.compile(rb"\x89PNG\r\n.{,200}Matplotlib", re.DOTALL),
+    ".svg": re.compile(rb"\s*<(\?xml|svg).*(Matplotlib|cc:Agent)", re.DOTALL),
+    ".pdf": re.compile(rb"%PDF-1\.\d\n%\xac\xdc \xab\xba"),  # as Matplotlib marks them
 }
 
 
@@ -111,7 +111,7 @@ def _clash(flag: str, targets: dict[str, Target], args: argparse.Namespace) -> s
 
 def _read(args: argparse.Namespace) -> Iterator[str]:
     """Every file that the command line names to be read."""
-    for name in ("model", "weights", "predictor", "plugin", "plugin_of_verb"):
+    for name in ("image", "model", "weights", "predictor", "plugin", "plugin_of_verb"):
         found = getattr(args, name, None)
         yield from [found] if isinstance(found, str) else found or ()
 
