@@ -9,25 +9,31 @@ choose by, the others are those to report:
     divergence   KL of the full model's answers from ours, on the half to choose by and on the half to report
     agreement    share of images with the same answer, and `points`, the difference in top-1 accuracy: half to report
     ms, ×        whole model, batch 1, one thread, taking turns with timm's own: median, median of paired ratios
+    kernel       the same of choosing and attending alone, against PyTorch's fused full attention
 
-Minutes at 384 px, more at larger sizes; `--only` does one half of the work.
+Time is the thread's own processor time, which a busy machine disturbs least. Minutes at 384 px, more at larger sizes;
+`--only` does one half of the work.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import math
+import time as clock
+from collections.abc import Callable, Mapping
+from statistics import median, quantiles
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
-from attendless import convert
+from attendless import Grid, convert, create
 from attendless.convert.source import open_model
 from attendless.data.labels import match_labels
 from attendless.data.opening import open_data
 from attendless.measure.accuracy import preprocessing
-from attendless.measure.clock import race
+from attendless.sparse import operations
 from attendless.stamp import stamp, stamp_line
 from attendless_cli.output import write_json
 
@@ -113,25 +119,54 @@ def compare(wanted: Tensor, ours: Tensor, labels: Tensor) -> dict[str, float]:
 # Time ----------------------------------------------------------------------------------------------------------------
 
 
+@torch.inference_mode()
 def time(full: nn.Module, size: int, options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
     image = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
-    models = {"full": full} | {spec: sparse(full, spec) for spec in found}
 
-    def call(model: nn.Module) -> Callable[[], object]:
-        return lambda: model(image)
+    def model(one: nn.Module) -> Callable[[], object]:
+        return lambda: one(image)
 
-    with torch.inference_mode():
-        result = race({name: call(model) for name, model in models.items()}, budget=options.budget * len(models))
-    for spec, row in found.items():
-        versus = result.compare(spec, "full")
-        row |= {"ms": 1e3 * result.median(spec), "speedup": versus.ratio, "quartiles": list(versus.quartiles)}
-    print(f"{size} px, full: {1e3 * result.median('full'):.1f} ms", flush=True)
+    models = {"full": model(full)} | {spec: model(sparse(full, spec)) for spec in found}
+    kernels = {"full": kernel(full, "full")} | {spec: kernel(full, spec) for spec in found}
+    for prefix, calls in (("", models), ("kernel_", kernels)):
+        seconds = turns(calls, options.budget * len(calls))
+        print(f"{size} px, {prefix}full: {1e3 * median(seconds['full']):.2f} ms", flush=True)
+        for spec, row in found.items():
+            ratios = [a / b for a, b in zip(seconds["full"], seconds[spec], strict=True)]
+            row |= {f"{prefix}ms": 1e3 * median(seconds[spec]), f"{prefix}speedup": median(ratios)}
+            row[f"{prefix}quartiles"] = quantiles(ratios, n=4)[::2]
+
+
+def kernel(full: Any, spec: str) -> Callable[[], object]:
+    """Choosing and attending on q, k, v as a layer of the model has them."""
+    attention = full.blocks[0].attn
+    heads, width = attention.num_heads, attention.head_dim
+    grid = Grid(*full.patch_embed.grid_size, full.num_prefix_tokens)
+    q, k, v = torch.randn(1, grid.tokens, 3, heads, width).permute(2, 0, 3, 1, 4).unbind(0)
+    scale = 1 / math.sqrt(width)
+    if spec == "full":
+        return lambda: F.scaled_dot_product_attention(q, k, v, scale=scale)
+    layout = create(spec, heads * width, heads, grid=grid).layout(grid)
+    return lambda: operations.foveal(q, k, v, layout, scale=scale)
+
+
+def turns(calls: Mapping[str, Callable[[], object]], budget: float) -> dict[str, list[float]]:
+    """Processor seconds of each call, taken in turns until the budget is spent; five of each at least."""
+    for call in calls.values():
+        call()
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    while sum(map(sum, seconds.values())) < budget or len(seconds["full"]) < 5:
+        for name, call in calls.items():
+            start = clock.thread_time()
+            call()
+            seconds[name].append(clock.thread_time() - start)
+    return seconds
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """As docs/results/foveal.md has it, the closest first."""
     kinds = {"divergence_chosen_by": ".4f", "divergence": ".4f", "agreement": ".3f", "points": "+.1f"}
-    kinds |= {"ms": ".1f", "speedup": ".2f"}
+    kinds |= {"ms": ".1f", "speedup": ".2f", "kernel_ms": ".2f", "kernel_speedup": ".2f"}
     names = ["size", "spec", *(name for name in kinds if name in rows[0])]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in sorted(rows, key=lambda row: row.get("divergence", 0)):

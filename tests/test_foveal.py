@@ -284,6 +284,24 @@ def test_where_nothing_is_blurred_or_varies_there_is_no_first_order() -> None:
     assert foveal.layout(8, 8, keep=0.1, cell=1, coarse=2).order == 1
 
 
+@pytest.mark.parametrize(
+    ("side", "order", "sizes"),
+    [
+        (14, 1, (2, 1, 0)),
+        (24, 1, (2, 4, 0)),
+        (32, 1, (2, 4, 0)),
+        (48, 1, (4, 4, 0)),
+        (14, 0, (2, 1, 0)),
+        (24, 0, (2, 4, 0)),
+        (48, 0, (2, 4, 4)),
+    ],
+)
+def test_auto_follows_the_grid_and_the_order(side: int, order: int, sizes: tuple[int, int, int]) -> None:
+    """Order 0 is how files of the first generation were made: its sizes stay as they were."""
+    plan = foveal.layout(side, side, 1, keep=0.1, order=order)
+    assert (plan.cell, plan.tile, plan.coarse) == sizes
+
+
 def test_sizes_that_do_not_fit_are_answered() -> None:
     with pytest.raises(UserError, match="coarse=3 does not fit cell=2: expected a multiple"):
         foveal.layout(8, 8, keep=0.1, cell=2, coarse=3)

@@ -28,7 +28,7 @@ from .report import Report
 from .weights import check_finite
 
 #: Files of models that reduce tokens have format 2, those with foveal attention 3: one who reads less would build
-#: another model. Before 3 foveal attention had no first order, and so a spec in such a file does not say that it has none.
+#: another model. Before 3 foveal attention had no first order, so specs in such files do not say that there is none.
 FORMAT = 3
 _SINCE_3 = {"foveal": "order=0"}
 _KEY = "attendless"

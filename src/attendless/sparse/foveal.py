@@ -100,16 +100,18 @@ def layout(
 ) -> Layout:
     """Cut a grid so that a tile looks closely at a share `keep` of the cells, its own always among them.
 
-    `auto` follows what was measured on a pretrained model (docs/results/convert.md): on a small grid sixteen queries
-    that choose together would spend their budget on themselves, so each query chooses alone; a second, coarser blur
-    costs accuracy, and comes in only where a blur of 2 × 2 patches alone would cost more than what is seen closely.
+    `auto` follows what was measured on a pretrained model (docs/results/foveal.md): on a small grid sixteen queries
+    that choose together would spend their budget on themselves, so each query chooses alone. On a large one cells of
+    2 × 2 patches, however blurred, cost more than what is seen closely. With the first order larger cells are as close
+    as small ones are without; without it a second, coarser blur comes in, which costs accuracy.
     """
+    patches = height * width
     if cell == "auto":
-        cell = 2
+        cell = 4 if order and patches >= 2048 else 2
     if tile == "auto":
-        tile = 1 if height * width < 400 else 4
+        tile = 1 if patches < 400 else 4
     if coarse == "auto":
-        coarse = 2 * cell if height * width >= 2048 else 0
+        coarse = 2 * cell if patches >= 2048 and not order else 0
     if coarse and coarse % cell:
         raise UserError(
             f"coarse={coarse} does not fit cell={cell}: expected a multiple of the cell, or 0 for one level"
