@@ -6,6 +6,7 @@ WEIGHTS are DeiT-Tiny's; DISTIL is a folder of images to learn from, whose label
 images to be judged on. Stages:
 
     learn      the predictor alone, from the teacher's answers and last tokens           DIR/learn/predictor.safetensors
+               one for each rest                                                  DIR/learn-pooled/predictor.safetensors
     tune       then everything, from the same, at some keep rates                        DIR/tuned/, DIR/joint/, …
     evaluate   every row of the tables, several at a time                                DIR/rows.json
     confirm    some of them on the images that no setting was chosen by                  DIR/fresh.json
@@ -55,6 +56,10 @@ CHOSEN_BY = (64, 96, 128, 192)
 
 def spec(keep: str, rest: str, name: str = "sparsifiner") -> str:
     return f"{name}:keep={keep}" + (f",rest={rest}" if rest != "dropped" else "")
+
+
+def rest_of(text: str) -> str:
+    return "pooled" if "rest=pooled" in text else "dropped"
 
 
 def fine_tuned() -> dict[tuple[str, str], str]:
@@ -128,7 +133,7 @@ def learn(args: argparse.Namespace) -> None:
 def tune(args: argparse.Namespace) -> None:
     for (how, text), epochs in fine_tuned().items():
         if re.search(args.only, f"{how} {text}"):
-            predictor = None if how == "joint" or text == LINFORMER else learned(args)
+            predictor = None if how == "joint" or text == LINFORMER else learned(args, rest_of(text))
             alone = LEARN if text == LINFORMER else "epochs=0"
             distill(
                 MODEL, args.distil, attention=text, weights=args.weights, predictor=predictor, eval_every=100,
@@ -183,7 +188,7 @@ def student(args: argparse.Namespace, how: str, text: str) -> Path:
 def build(args: argparse.Namespace, dense: Any, how: str, attention: str, size: int) -> Any:
     if (how, attention) in fine_tuned():
         return load(student(args, how, attention))
-    predictor = learned(args) if how == "predictor" else None
+    predictor = learned(args, rest_of(attention)) if how == "predictor" else None
     return convert(dense, attention, below_breakeven="keep", predictor=predictor).eval()
 
 

@@ -414,3 +414,12 @@ def test_composed_with_token_reduction(attention: str, tokens: str) -> None:
         together, alone = model.eval()(images), torch.cat([model(images[:1]), model(images[1:])])
     torch.testing.assert_close(together, alone)
     assert [row.grid.tokens for row in model.costs()][-1] < 17
+
+
+def test_on_a_large_grid_it_starts_with_something_to_choose_from() -> None:
+    """Weights over more patches must not all fall below what counts as zero."""
+    grid = Grid(40, 40, 1)
+    layer = create("sparsifiner:keep=0.1,top=8", 8, 1, grid=grid)
+    q, k = torch.randn(2, 1, 1, grid.tokens, 8).unbind(0)
+    seen = layer.select(q, k, grid).sum(-1)[:, :, 1:]
+    assert seen.float().mean() > 0.95 * layer.guess(grid).budget

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attendless import UserError
-from attendless.convert import convert
+from attendless.convert import convert, predictor
 from attendless.convert.predictor import predicts, put_predictor, read_predictor, save_predictor, shipped
 from attendless.convert.slots import find_slots
 from attendless.train import Run, distill
@@ -104,6 +104,33 @@ def test_distilling_leaves_one_and_the_backbone_alone(tmp_path: Path) -> None:
 def test_those_that_are_shipped_can_be_read() -> None:
     for name in shipped():
         header, tensors = read_predictor(name)
-        assert header["model"] == name
-        assert header["card"]
+        model, _, rest = name.rpartition("-")
+        assert header["model"] == model
+        assert (f"rest={rest}" in header["card"]["attention"]) == (rest != "dropped")
         assert sum(value.nbytes for value in tensors.values()) < 1_000_000
+
+
+def test_a_models_name_stands_for_what_was_learned_for_each_layers_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rests = ("dropped", "pooled")
+    learned_for = {rest: learned(f"{SPEC},rest={rest}") for rest in rests}
+    learned_for["pooled"].blocks[1].attn.up.data += 0.3
+    for rest, model in learned_for.items():
+        saved(model, tmp_path / f"toy-{rest}.safetensors")
+    found = {f"toy-{rest}": tmp_path / f"toy-{rest}.safetensors" for rest in rests}
+    monkeypatch.setattr(predictor, "shipped", lambda: found)
+    both = f"{SPEC}/{SPEC},rest=pooled"
+    made = convert(toy_vit(), both, below_breakeven="keep", predictor="toy")
+    for block, rest in zip(made.blocks, rests, strict=True):
+        index = rests.index(rest)
+        assert torch.equal(block.attn.up, learned_for[rest].blocks[index].attn.up)
+    asked = convert(toy_vit(), both, below_breakeven="keep", predictor="toy-dropped")
+    assert torch.equal(asked.blocks[1].attn.up, learned_for["dropped"].blocks[1].attn.up)
+
+    del found["toy-pooled"]
+    with pytest.warns(UserWarning, match="rest=pooled"):
+        made = convert(toy_vit(), both, below_breakeven="keep", predictor="toy")
+    start = convert(toy_vit(), both, below_breakeven="keep")
+    assert torch.equal(made.blocks[1].attn.up, start.blocks[1].attn.up)
+    assert torch.equal(made.blocks[0].attn.up, learned_for["dropped"].blocks[0].attn.up)

@@ -102,12 +102,12 @@ class PredictingAttention(Attention):
         """
         with torch.no_grad():
             q, k, _ = self.project(x)
-        prefix = context.grid.prefix
+        prefix, density = context.grid.prefix, basis.density(context.grid.whole().patches)
         target = target[:, :, prefix:]
         if self.options.loss == "mse":
-            loss = (self.predict(q, k, context.grid)[:, :, prefix:] - target).square().sum(-1).mean()
+            loss = (density * self.predict(q, k, context.grid)[:, :, prefix:] - target).square().sum(-1).mean()
         else:
-            found = self.connectivity(q, k, context.grid)[:, :, prefix:]
+            found = density * self.connectivity(q, k, context.grid)[:, :, prefix:]
             loss = (found - target * (found + 1e-6).log()).sum(-1).mean()
         return loss + self.options.l1 * self.up.abs().sum() if self.options.l1 else loss
 

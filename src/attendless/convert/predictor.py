@@ -3,11 +3,16 @@
 A predictor is learned with the model around it left untouched, so it goes on top of the stock weights of the model it
 was learned for: `convert(model, "sparsifiner:keep=0.25", predictor="deit_tiny_patch16_224")`, a name that comes with
 attendless or a file's path. The file is safetensors; its header says which model and grid it was learned for, and how.
+
+What is worth choosing depends on what becomes of the rest, so those that come with attendless were learned for one
+`rest` each. A model's name takes, for each layer, the one learned for its rest; `deit_tiny_patch16_224-dropped` is that
+one, whatever the rest. Where none was learned for it, a layer keeps the start it was made with, and a warning says so.
 """
 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,9 +28,14 @@ _KEY = "attendless-predictor"
 
 
 def shipped() -> dict[str, Path]:
-    """The predictors that come with attendless, by the name of the model each was learned for."""
+    """The predictors that come with attendless, by the model each was learned for and, behind a dash, the rest."""
     folder = Path(__file__).parents[1] / "predictors"
     return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
+
+
+def shipped_models() -> list[str]:
+    """The models for which predictors come with attendless."""
+    return sorted({name.rpartition("-")[0] for name in shipped()})
 
 
 def predicts(attention: nn.Module) -> bool:
@@ -53,7 +63,7 @@ def read_predictor(name: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
     known = shipped()
     path = known.get(str(name), Path(name))
     if not path.is_file():
-        there = f"attendless comes with {', '.join(known)}" if known else "attendless comes with none"
+        there = f"attendless comes with {', '.join((*shipped_models(), *known))}"
         raise UserError(f"predictor {str(name)!r}: no such file, and {there}")
     otherwise = "is not a predictor: `attendless distill` writes them as predictor.safetensors"
     text, tensors = read_described(path, _KEY, otherwise)
@@ -62,6 +72,36 @@ def read_predictor(name: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 def put_predictor(slots: Sequence[Slot], name: str | Path) -> None:
     """Load a predictor into every attention that has one; it is resampled to the grid it now stands on."""
+    places = {i: slot for i, slot in enumerate(slots) if predicts(slot.attn)}
+    if not places:
+        raise UserError(f"predictor {str(name)!r} was given, but no attention here has one: sparsifiner has")
+    by_rest = str(name) in shipped_models()
+    for one, some in (_for_each_rest(places, str(name)) if by_rest else {name: places}).items():
+        _put(slots, some, one)
+
+
+def _for_each_rest(places: Mapping[int, Slot], model: str) -> dict[str | Path, dict[int, Slot]]:
+    """The predictors of a model, and the layers each was learned for."""
+    found: dict[str | Path, dict[int, Slot]] = {}
+    for rest in sorted({_rest(slot) for slot in places.values()}):
+        if f"{model}-{rest}" in shipped():
+            found[f"{model}-{rest}"] = {i: slot for i, slot in places.items() if _rest(slot) == rest}
+            continue
+        others = " or ".join(repr(other) for other in shipped() if other.startswith(f"{model}-"))
+        warnings.warn(
+            f"no predictor of {model} was learned for rest={rest}: its layers keep the start they were made with, "
+            f"better than what was learned for another rest; asked for by name, {others} is used all the same",
+            stacklevel=4,
+        )
+    return found
+
+
+def _rest(slot: Slot) -> str:
+    """What becomes of the keys that are not chosen there."""
+    return str(getattr(slot.attn.options, "rest", "dropped"))
+
+
+def _put(slots: Sequence[Slot], places: Mapping[int, Slot], name: str | Path) -> None:
     header, tensors = read_predictor(name)
     if header["layers"] != len(slots):
         raise UserError(
@@ -69,10 +109,7 @@ def put_predictor(slots: Sequence[Slot], name: str | Path) -> None:
             f"this model has {len(slots)}"
         )
     grid = Grid(*header["grid"])
-    places = [(i, slot) for i, slot in enumerate(slots) if predicts(slot.attn)]
-    if not places:
-        raise UserError(f"predictor {str(name)!r} was given, but no attention here has one: sparsifiner has")
-    for i, slot in places:
+    for i, slot in places.items():
         mine = {key.partition(".")[2]: value for key, value in tensors.items() if key.partition(".")[0] == str(i)}
         if not mine:
             raise UserError(f"predictor {str(name)!r} has nothing for {slot.name}")

@@ -23,6 +23,9 @@ from torch.nn import functional as F
 
 from ..errors import UserError
 
+#: Patches of the grid at which weights and thresholds have the size they are told in: 224 px in patches of 16.
+_PATCHES = 14 * 14
+
 
 def cells(height: int, width: int, count: int) -> list[int]:
     """Cut a grid into `count` cells as square as can be: which cell each patch is in, row by row."""
@@ -39,7 +42,8 @@ def cells(height: int, width: int, count: int) -> list[int]:
 
 
 def pooling(height: int, width: int, prefix: int, rank: int) -> tuple[Tensor, Tensor]:
-    """`down` and `up` of `rank` averages, both [R, N]. Of a patch, all of `up` sums to the mean share of a cell."""
+    """`down` and `up` of `rank` averages, both [R, N]. Of a patch, all of `up` sums to the mean share of a cell; above
+    14 × 14 patches to what that is there, as if resampled, so that what counts as zero is the same on every grid."""
     if rank <= prefix:
         raise UserError(f"rank={rank} is too small: each of the {prefix} prefix tokens needs one, and the patches some")
     count = rank - prefix
@@ -51,8 +55,13 @@ def pooling(height: int, width: int, prefix: int, rank: int) -> tuple[Tensor, Te
     spread = (height * width / count) ** 0.5 / 2
     bump = torch.softmax(-torch.cdist(centre, place.double()).square() / (2 * spread**2), dim=0)
     eye = torch.eye(prefix, dtype=torch.double)
-    share = count / (height * width)
+    share = count / (height * width) / density(height * width)
     return (torch.block_diag(eye, member / size).float(), torch.block_diag(eye, bump).mul(share).float())
+
+
+def density(patches: int) -> float:
+    """How much each of many patches counts for: a map over more of them has smaller numbers, `up` has not."""
+    return min(1.0, _PATCHES / patches)
 
 
 def resample(rows: Tensor, old: tuple[int, int], new: tuple[int, int], *, keep_sums: bool) -> Tensor:
