@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..attention import Attention, Grid
 from ..attention.less import Less
@@ -49,7 +50,7 @@ def fit(student: Any, teacher: Any, images: Tensor) -> int:
     places, originals = find_slots(student), find_slots(teacher)
     needed = sorted({j for i, slot in enumerate(places) if isinstance(slot.attn, Less) for j in (i - 1, i)})
     images = images[: max(4, LARGEST // sum(4 * _numel(originals[i]) for i in needed))]
-    held, rest = images.tensor_split([len(images) // 4])
+    held, rest = images.tensor_split([len(images) // 2])
     found = _scores(teacher, rest, {i: originals[i].attn for i in needed})
     wanted = _answers(teacher, held)
     maps = any(True for slot in places if isinstance(slot.attn, Less) for _ in slot.attn.theta.parameters())
@@ -60,7 +61,7 @@ def fit(student: Any, teacher: Any, images: Tensor) -> int:
             if slot.name in start:
                 slot.attn.load_state_dict(start[slot.name])
         _fit_layers(places, found, factor)
-        apart = float((_answers(student, held) - wanted).norm())
+        apart = float(F.kl_div(_answers(student, held), wanted, reduction="batchmean", log_target=True))
         if apart < best[0]:
             best = (apart, {slot.name: _copy(slot.attn) for slot in places if slot.name in start})
     for slot in places:
@@ -81,10 +82,12 @@ def _numel(slot: Slot) -> int:
 
 
 def _answers(model: Any, images: Tensor, batch: int = 8) -> Tensor:
+    """Logarithms of the shares a model gives each class."""
     training, like = model.training, next(model.parameters())
     try:
         model.eval()
-        return torch.cat([model(some).float() for some in images.to(like.device, like.dtype).split(batch)])
+        answers = [model(some).flatten(1) for some in images.to(like.device, like.dtype).split(batch)]
+        return torch.log_softmax(torch.cat(answers).float(), dim=-1)
     finally:
         model.train(training)
 

@@ -1,0 +1,286 @@
+"""Less attention on real weights and images: saturation, fitted, distilled, timed; and what LaViT's parts are worth.
+
+    python benchmarks/lavit.py WEIGHTS DISTIL EVAL --out DIR [--small DATA] [--stage S …] [--images N] [--threads T]
+
+WEIGHTS are DeiT-Tiny's; DISTIL is a folder of images to fit to and learn from, whose labels are not used; EVAL one of
+labelled images to be judged on; DATA (for `ablate`) a folder of class folders that fits a small model. Stages:
+
+    saturation  how alike the scores of neighbouring layers are                          DIR/saturation.json
+    fit         4, 6 and 8 vanilla layers, copied and fitted without training            DIR/rows.json
+    distil      the same after a short distillation                                      DIR/distil-…/, DIR/rows.json
+    time        each against the dense model, by turns                                   DIR/times.json
+    ablate      a small LaViT without each of its parts, three seeds                   DIR/ablate-…/, DIR/ablation.json
+    report      the tables in Markdown, from what there is so far                        DIR/tables.md
+
+Killed and started again, every stage goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+
+import attendless
+from attendless.backbones import Pyramid
+from attendless.convert import convert, load, open_model
+from attendless.data.opening import open_data
+from attendless.measure.accuracy import evaluate, load_images, preprocessing
+from attendless.measure.macs import count
+from attendless.randomness import WEIGHTS, randomness
+from attendless.stamp import stamp, stamp_line
+from attendless.storage import atomic
+from attendless.train import Run, distill, train
+
+MODEL = "deit_tiny_patch16_224"
+VANILLA = (8, 6, 4)
+#: As copies of the layer before, and fitted: heads mixed alone, Δ of low rank, the poster's dense maps.
+MAPS = {"copied": "map=none", "heads": "map=none", "default": "", "dense": "map=dense"}
+DISTIL = {"new": "epochs=1,lr=1e-3,batch=16", "all": "epochs=2,lr=1e-4,batch=32,tokens=0.2"}
+FITTED_TO = 32
+#: What is changed in a small LaViT; `dp` is in the spec of its less attention.
+ABLATION: dict[str, dict[str, Any]] = {
+    "LaViT": {},
+    "w/o LA": {"less": None, "carry": "none"},
+    "w/o AR": {"carry": "none"},
+    "w/o L_DP": {"dp": "dp=0"},
+    "L_DP as printed": {"dp": "dp=1,dp_sign=poster"},
+}
+SEEDS = (0, 1, 2)
+RECIPE = {"epochs": 6, "batch": 32, "lr": 1e-3, "warmup": 1.0, "size": (64,), "clip": 1.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("weights")
+    parser.add_argument("distil")
+    parser.add_argument("eval")
+    parser.add_argument("--small", help="folder of class folders, for the ablation")
+    parser.add_argument("--out", type=Path, required=True)
+    stages = {
+        "saturation": saturation, "fit": fitted, "distil": distilled, "time": race, "ablate": ablate, "report": report,
+    }  # fmt: skip
+    parser.add_argument("--stage", nargs="+", choices=stages, default=list(stages))
+    parser.add_argument("--only", default="", help="of each stage: only what this regular expression finds")
+    parser.add_argument("--images", type=int, help="how many images of EVAL, spread over all of them (default: all)")
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for stage in args.stage:
+        stages[stage](args)
+
+
+# What neighbouring layers have in common -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def saturation(args: argparse.Namespace) -> None:
+    """Between each layer and the one before: the correlation of their scores, rows centred, head by head and with the
+    head that is most alike; the cosine of their maps, heads averaged."""
+    if (args.out / "saturation.json").is_file():
+        return
+    model = convert(open_model(MODEL, weights=args.weights), "full").eval()
+    images = load_images(open_data(args.eval, "val"), preprocessing(model, (224, 224)), 64)
+    rows: list[dict[str, list[float]]] = [{"same": [], "best": [], "map": []} for _ in model.blocks[1:]]
+    for some in images.split(8):
+        before = None
+        *steps, _ = model.walk(*model.embed(some))
+        for block, step in zip(model.blocks, steps, strict=True):
+            q, k, _ = block.attn.project(block.norm1(step.x))
+            scores = block.attn.scale * q @ k.mT
+            if before is not None:
+                a, b = (flat(s - s.mean(-1, keepdim=True)) for s in (before, scores))
+                alike = (b @ a.mT).mean(0)
+                maps = [s.softmax(-1).mean(1) for s in (before, scores)]
+                row = rows[step.number - 1]
+                row["same"].append(float(alike.diagonal().mean()))
+                row["best"].append(float(alike.amax(1).mean()))
+                row["map"].append(float(torch.cosine_similarity(*maps, dim=-1).mean()))
+            before = scores
+    found = [{name: fmean(values) for name, values in row.items()} for row in rows]
+    write(args.out / "saturation.json", {"rows": found, "images": len(images), "stamp": stamp()})
+
+
+def flat(scores: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.normalize(scores.flatten(2), dim=-1)
+
+
+# Fitted and distilled ------------------------------------------------------------------------------------------------
+
+
+def spec(vanilla: int, maps: str) -> str:
+    return f"less:vanilla={vanilla}" + (f",{MAPS[maps]}" if MAPS[maps] else "")
+
+
+def fitted(args: argparse.Namespace) -> None:
+    dense = open_model(MODEL, weights=args.weights)
+    images = load_images(open_data(args.distil, labels=False), preprocessing(dense, (224, 224)), FITTED_TO)
+    for vanilla in VANILLA:
+        names = {f"{maps} {vanilla}": maps for maps in MAPS}
+        fits = {name: None if maps == "copied" else images for name, maps in names.items()}
+        judge(args, dense, {n: partial(build, dense, spec(vanilla, maps), fits[n]) for n, maps in names.items()})
+
+
+def build(dense: Any, text: str, images: Any) -> Any:
+    return convert(dense, text, below_breakeven="keep", fit=images).eval()
+
+
+def distilled(args: argparse.Namespace) -> None:
+    dense = open_model(MODEL, weights=args.weights)
+    for vanilla in VANILLA:
+        name = f"distilled {vanilla}"
+        if name not in read(args.out / "rows.json") and re.search(args.only, name):
+            distill(
+                MODEL, args.distil, attention=spec(vanilla, "default"), weights=args.weights, eval_every=100,
+                out=student(args, vanilla).parent, run=Run(workers=0, log_every=20), change=DISTIL,
+            )  # fmt: skip
+        judge(args, dense, {name: partial(load, student(args, vanilla))})
+
+
+def student(args: argparse.Namespace, vanilla: int) -> Path:
+    return Path(args.out, f"distil-{vanilla}", "last.safetensors")
+
+
+def judge(args: argparse.Namespace, dense: Any, make: dict[str, Callable[[], Any]]) -> None:
+    """Evaluate models beside the dense one, but for those that have been."""
+    found = read(args.out / "rows.json")
+    models = {name: made() for name, made in make.items() if name not in found and re.search(args.only, name)}
+    if not models:
+        return
+    source, transform = open_data(args.eval, "val"), preprocessing(dense, (224, 224))
+    for name, accuracy in evaluate(dense, models, source, transform, limit=args.images, workers=0).items():
+        found[name] = vars(accuracy) | {"total": count(models[name]).total, "attention": models[name].attention}
+        print(f"{name}: {accuracy.top1:.1f}", flush=True)
+    write(args.out / "rows.json", found | {"stamp": stamp()})
+
+
+def race(args: argparse.Namespace) -> None:
+    found = read(args.out / "times.json")
+    dense = open_model(MODEL, weights=args.weights)
+    for vanilla in VANILLA:
+        for maps in ("heads", "default", "dense"):
+            name = f"{maps} {vanilla}"
+            if name in found or not re.search(args.only, name):
+                continue
+            row = attendless.bench(
+                build(dense, spec(vanilla, maps), None), like=dense, threads=args.threads, budget=6.0,
+                memory=False, throughput=False, parts=False,
+            )  # fmt: skip
+            found[name] = {"speedup": row.speedup, "quartiles": list(row.quartiles), "ms": row.latency_ms}
+            write(args.out / "times.json", found | {"stamp": stamp()})
+            print(name, row.verdict, flush=True)
+
+
+# What the parts are worth --------------------------------------------------------------------------------------------
+
+
+def small(
+    classes: int, less: str | None = "less:map=dense,mix=false", carry: str = "grid", dp: str = "dp=1"
+) -> Pyramid:
+    """A LaViT of a few hundred thousand weights for images of 64 px: 16², 8², 4² and 2² tokens."""
+    third, fourth = (f"{less},{dp},ratio=2", f"{less},{dp}") if less else ("reduced", "full")
+    return Pyramid(
+        f"reduced:ratio=8/reduced:ratio=4/reduced/reduced/{third}/{third}/full/{fourth}",
+        img_size=64, num_classes=classes, embed_dims=(16, 32, 80, 128), depths=(1, 1, 4, 2), num_heads=(1, 2, 5, 8),
+        mlp_ratios=(8, 8, 4, 4), embedding="overlap", positions="none", mlp="conv", stage_norms=True, carry=carry,
+    )  # fmt: skip
+
+
+def ablate(args: argparse.Namespace) -> None:
+    if not args.small:
+        print("ablate: needs --small DATA, a folder of class folders")
+        return
+    classes = len(open_data(args.small, "train").classes)
+    found = read(args.out / "ablation.json")
+    for seed in SEEDS:
+        for name, changes in ABLATION.items():
+            run = f"{name} {seed}"
+            if run in found or not re.search(args.only, run):
+                continue
+            with randomness(WEIGHTS, seed):
+                model = small(classes, **changes)
+            folder = args.out / f"ablate-{re.sub('[^a-zA-Z]+', '-', name)}-{seed}"
+            result = train(model, args.small, out=folder, run=Run(workers=0, log_every=50), seed=seed, **RECIPE)
+            found[run] = {"top1": result.metrics["top1"], "total": count(model).total}
+            write(args.out / "ablation.json", found | {"stamp": stamp()})
+            print(f"{run}: {result.metrics['top1']:.1f}", flush=True)
+
+
+# The tables ----------------------------------------------------------------------------------------------------------
+
+
+def report(args: argparse.Namespace) -> None:
+    parts = [saturated(args), judged(args), ablated(args)]
+    text = "\n\n".join(filter(None, parts)) + "\n"
+    with atomic(args.out / "tables.md") as temporary:
+        temporary.write_text(text)
+    print(text)
+
+
+def saturated(args: argparse.Namespace) -> str:
+    found = read(args.out / "saturation.json")
+    if not found:
+        return ""
+    lines = ["### Saturation", "| layers | same head | most alike head | maps, heads averaged |", "|---" * 4 + "|"]
+    for number, row in enumerate(found["rows"]):
+        lines.append(f"| {number} → {number + 1} | {row['same']:.2f} | {row['best']:.2f} | {row['map']:.2f} |")
+    return "\n".join([*lines, "", f"{found['images']} images; {stamp_line(found['stamp'])}"])
+
+
+def judged(args: argparse.Namespace) -> str:
+    rows, times = read(args.out / "rows.json"), read(args.out / "times.json")
+    if not rows:
+        return ""
+    lines = [
+        "### Without training, and after",
+        "| | vanilla layers | top-1 | against dense (95 %) | same answer | MACs | time |",
+        "|---" * 7 + "|",
+    ]
+    for vanilla in VANILLA:
+        for how in (*MAPS, "distilled"):
+            row, time = rows.get(f"{how} {vanilla}"), times.get(f"{how} {vanilla}")
+            time = time or times.get(f"{ {'copied': 'heads', 'distilled': 'default'}.get(how) } {vanilla}")
+            if row:
+                low, high = row["difference_ci"]
+                speed = f"{time['speedup']:.2f}×" if time else "–"
+                lines.append(
+                    f"| {how} | {vanilla} | {row['top1']:.1f} | {row['difference']:+.1f} ({low:+.1f} to {high:+.1f}) | "
+                    f"{row['agreement']:.3f} | {row['total'] / 1e6:,.0f} M | {speed} |"
+                )
+    return "\n".join([*lines, "", stamp_line(rows["stamp"])])
+
+
+def ablated(args: argparse.Namespace) -> str:
+    found = read(args.out / "ablation.json")
+    if not found:
+        return ""
+    lines = ["### What the parts are worth", "| | top-1 of each seed | mean ± s.d. | MACs |", "|---" * 4 + "|"]
+    for name in ABLATION:
+        runs = [found[f"{name} {seed}"] for seed in SEEDS if f"{name} {seed}" in found]
+        if runs:
+            scores = [run["top1"] for run in runs]
+            spread = f"{fmean(scores):.1f} ± {stdev(scores) if len(scores) > 1 else 0:.1f}"
+            each = ", ".join(f"{score:.1f}" for score in scores)
+            lines.append(f"| {name} | {each} | {spread} | {runs[0]['total'] / 1e6:.1f} M |")
+    return "\n".join([*lines, "", stamp_line(found["stamp"])])
+
+
+def read(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def write(path: Path, value: dict[str, Any]) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    main()
