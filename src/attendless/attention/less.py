@@ -175,7 +175,7 @@ class Less(Reduced):
             scores = (self.mixing @ scores.flatten(2)).view_as(scores)
         made_for = self.sides_of(self.grid)
         scores = _add(self.theta(scores, keys), self.theta_bias, made_for[1], keys)
-        return _add(self.psi(scores.mT, queries), self.psi_bias, made_for[0], queries).mT
+        return _add(self.psi.columns(scores, queries).mT, self.psi_bias, made_for[0], queries).mT
 
     def weights_of(self, scores: Tensor, grid: Grid) -> Tensor:
         """softmax(A), over the keys that may be seen, heads mixed if they are to be."""

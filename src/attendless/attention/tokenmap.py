@@ -30,6 +30,10 @@ class TokenMap(nn.Module):
     def forward(self, a: Tensor, grid: Grid) -> Tensor:
         return a
 
+    def columns(self, a: Tensor, grid: Grid) -> Tensor:
+        """The same of the dimension before the last."""
+        return self(a.mT, grid).mT
+
     def macs(self, rows: int, heads: int, grid: Grid) -> int:
         """Of so many rows in each head."""
         return 0
@@ -83,6 +87,12 @@ class LowRank(TokenMap):
     def forward(self, a: Tensor, grid: Grid) -> Tensor:
         up, down = self.on(grid)
         return a + _rows(_rows(a, down), up)
+
+    def columns(self, a: Tensor, grid: Grid) -> Tensor:
+        if a.ndim > 4:
+            return super().columns(a, grid)
+        up, down = self.on(grid)  # from the left, so that nothing is transposed
+        return a + up @ (down @ a)
 
     def on(self, grid: Grid) -> tuple[Tensor, Tensor]:
         if _same(grid, self.grid):
