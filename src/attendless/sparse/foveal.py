@@ -204,8 +204,8 @@ def slope(k: Tensor, v: Tensor, k_mean: Tensor, v_mean: Tensor, block: Tensor, w
 def marked(values: Tensor, layout: Layout) -> Tensor:
     """Values [B, H, ·, ·] of tokens and means with a channel more for each level of blur, 1 at that level's means: what
     a softmax makes of it is the mass they get."""
-    counts = torch.tensor([count for _, count in layout.levels], device=values.device)
-    marks = torch.eye(len(counts), dtype=values.dtype, device=values.device).repeat_interleave(counts, dim=0)
+    each = torch.eye(len(layout.levels), dtype=values.dtype, device=values.device)
+    marks = torch.cat([row.expand(count, -1) for row, (_, count) in zip(each, layout.levels, strict=True)])
     marks = F.pad(marks, (0, 0, values.shape[2] - len(marks), 0))
     return torch.cat([values, marks.expand(*values.shape[:2], -1, -1)], dim=3)
 
