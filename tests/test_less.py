@@ -18,7 +18,9 @@ from attendless.attention.window import partition
 from attendless.backbones import Columnar, Pyramid
 from attendless.convert import convert_with_report
 from attendless.measure.macs import count
+from attendless.train import Run, distill
 from attendless_cli.main import main
+from train_toys import toy_folder, toy_vit
 
 SMALL = {"img_size": 64, "patch_size": 16, "embed_dim": 32, "num_heads": 2, "num_classes": 5}
 GRID = Grid(3, 4, 1)
@@ -376,3 +378,14 @@ def test_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "columnar_micro_patch4_32", "--attention", "less:vanilla=1"]) in (0, None)
     assert "full/2xless" in capsys.readouterr().out
     assert count(column("less:vanilla=1")).total < count(column("full")).total
+
+
+def test_distilling_begins_with_a_fitted_student_and_goes_on(tmp_path: Path) -> None:
+    folder, quick = toy_folder(tmp_path / "data"), {"new": "epochs=1,batch=8", "all": "epochs=1,batch=8"}
+    call = {"attention": "full/less", "change": quick, "out": tmp_path / "out", "run": Run(workers=0), "eval_every": 1}
+    result = distill(toy_vit(), folder, **call)
+    assert result.finished
+    student = attendless.load(tmp_path / "out" / "last.safetensors")
+    assert student.attention == "full/less"
+    assert not torch.equal(student.blocks[1].attn.mixing, torch.eye(2))
+    assert distill(toy_vit(), folder, **call).steps == result.steps  # there is nothing left to do

@@ -84,7 +84,7 @@ class Less(Reduced):
     undecayed = frozenset({"mixing"})
     examples: ClassVar[tuple[str, ...]] = (
         "less", "less:map=dense,mix=false", "less:map=dense,shared=false,bias", "less:map=offset,radius=1",
-        "less:map=none", "less:ratio=2", "less:window=3,shift=1", "less:reattend",
+        "less:map=none", "less:ratio=2", "less:reattend",
     )  # fmt: skip
 
     def setup(self, factory: dict[str, Any]) -> None:
