@@ -159,7 +159,7 @@ def test_in_windows_it_reads_what_windows_leave(grid: Grid, shift: int) -> None:
     torch.testing.assert_close(less.map(x, left), window.map(x, Context(grid)), atol=1e-5, rtol=1e-4)
     full = torch.randn(2, 2, grid.tokens, grid.tokens)
     inside = less.arranged(full, grid)
-    cells = partition(torch.arange(grid.tokens).float()[None, None, :, None], *less.windows(grid))[0, 0, ..., 0].long()
+    cells = partition(torch.arange(grid.tokens).float()[None, None, :, None], *less.sides(grid))[0, 0, ..., 0].long()
     assert inside[1, 0, 0, 1, 2] == full[1, 0, cells[0, 1], cells[0, 2]]
 
 
@@ -173,6 +173,9 @@ def test_layers_that_do_not_fit_each_other_are_refused_by_name() -> None:
         Pyramid("reduced+less", **wide)
     with pytest.raises(UserError, match=r"window:size=4 in stages.0.blocks.0 cannot leave it"):
         Pyramid("window:size=4+less:window=2", **wide)
+    with pytest.raises(UserError, match="windows of another size or shift hold other pairs"):
+        Pyramid("window:size=4+less:window=4,shift=2", **wide)
+    assert Pyramid("window:size=4,shift=2+less:window=4,shift=2", **wide)
     with pytest.raises(UserError, match=r"evit in blocks.1 takes tokens away in between"):
         column("2xfull/2xless", tokens="evit:keep=0.5,at=1")
     with pytest.raises(UserError, match=r"vanilla is for the layers of a model"):

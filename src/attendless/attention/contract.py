@@ -125,10 +125,14 @@ class Attention(nn.Module):
         """The shape of the scores it leaves, if it does, and of those it reads, if it does."""
         return (batch, self.num_heads, grid.tokens, grid.tokens)
 
-    def misreads(self, shape: tuple[int, ...], grid: Grid) -> str | None:
+    def unreadable(self, shape: tuple[int, ...], grid: Grid) -> str | None:
         """Why it cannot read scores of that shape on `grid`, or None if it can."""
         expected = self.score_shape(shape[0], grid)
         return None if shape == expected else f"it reads scores of {_sizes(expected)}, not of {_sizes(shape)}"
+
+    def misreads(self, before: Attention) -> str | None:
+        """Why it cannot read the scores that `before` leaves, or None if it can."""
+        return self.unreadable(before.score_shape(1, before.grid), self.grid)
 
     @classmethod
     def in_stage(cls, spec: Spec, number: int) -> str | Spec:

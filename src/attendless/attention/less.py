@@ -93,7 +93,7 @@ class Less(Reduced):
             raise UserError(f"{self.spec}: vanilla is for the layers of a model, and this is one layer")
         super().setup(factory)
         maps = 1 if o.shared else self.num_heads
-        queries, keys = self.sides_of(self.grid)
+        queries, keys = self.grids_of(self.grid)
         self.theta, self.psi = (create_map(o.map, side, maps, o.rank, o.radius, factory) for side in (keys, queries))
         self.mixing: nn.Parameter | None
         self.register_parameter("mixing", nn.Parameter(torch.eye(self.num_heads, **factory)) if o.mix else None)
@@ -120,41 +120,47 @@ class Less(Reduced):
 
     # Where the scores stand ----------------------------------------------------------------------------------------
 
-    def windows(self, grid: Grid) -> tuple[Side, Side]:
+    def sides(self, grid: Grid) -> tuple[Side, Side]:
         size, shift = self.options.window, self.options.shift
         return Side.cut(grid.height, size, shift), Side.cut(grid.width, size, shift)
 
-    def sides_of(self, grid: Grid) -> tuple[Grid, Grid]:
+    def grids_of(self, grid: Grid) -> tuple[Grid, Grid]:
         """The grids of one map's queries and of its keys."""
         if self.options.window:
-            rows, columns = self.windows(grid)
+            rows, columns = self.sides(grid)
             return (window := Grid(rows.size, columns.size)), window
         ratio = self.options.ratio
         return grid, Grid(max(1, grid.height // ratio), max(1, grid.width // ratio), grid.prefix)
 
     def score_shape(self, batch: int, grid: Grid) -> tuple[int, ...]:
-        queries, keys = self.sides_of(grid)
+        queries, keys = self.grids_of(grid)
         inner = (queries.tokens, keys.tokens)
         if not self.options.window:
             return (batch, self.num_heads, *inner)
-        rows, columns = self.windows(grid)
+        rows, columns = self.sides(grid)
         return (batch, self.num_heads, rows.count * columns.count, *inner)
 
-    def misreads(self, shape: tuple[int, ...], grid: Grid) -> str | None:
+    def unreadable(self, shape: tuple[int, ...], grid: Grid) -> str | None:
         whole = (*shape[:1], self.num_heads, grid.tokens, grid.tokens)
-        return None if shape == whole else super().misreads(shape, grid)
+        return None if shape == whole else super().unreadable(shape, grid)
+
+    def misreads(self, before: Any) -> str | None:
+        windows = self.options.window and hasattr(before, "sides") and len(before.score_shape(1, self.grid)) == 5
+        if windows and before.sides(self.grid) != self.sides(self.grid):
+            return "windows of another size or shift hold other pairs of patches"
+        return super().misreads(before)
 
     def arranged(self, scores: Tensor, grid: Grid) -> Tensor:
         """Scores as the layer before left them → as they stand here."""
         shape = self.score_shape(len(scores), grid)
         if scores.shape == shape:
             return scores
-        if reason := self.misreads(tuple(scores.shape), grid):
+        if reason := self.unreadable(tuple(scores.shape), grid):
             raise UserError(f"attention {self.spec} on grid {grid}: {reason}")
         if not self.options.window:  # a key that stands for many weighs as much as they do together
             return self._pooled(scores, grid)
         place = torch.arange(grid.tokens, device=scores.device, dtype=torch.float64)
-        inside = partition(place[None, None, :, None], *self.windows(grid))[0, 0, :, :, 0].long()
+        inside = partition(place[None, None, :, None], *self.sides(grid))[0, 0, :, :, 0].long()
         return scores[:, :, inside[:, :, None], inside[:, None, :]]
 
     def _pooled(self, scores: Tensor, grid: Grid) -> Tensor:
@@ -170,17 +176,17 @@ class Less(Reduced):
 
     def transformed(self, scores: Tensor, grid: Grid) -> Tensor:
         """Ψ(Θ(A)ᵀ)ᵀ, after heads are mixed."""
-        queries, keys = self.sides_of(grid)
+        queries, keys = self.grids_of(grid)
         if self.mixing is not None:
             scores = (self.mixing @ scores.flatten(2)).view_as(scores)
-        made_for = self.sides_of(self.grid)
+        made_for = self.grids_of(self.grid)
         scores = _add(self.theta(scores, keys), self.theta_bias, made_for[1], keys)
         return _add(self.psi.columns(scores, queries).mT, self.psi_bias, made_for[0], queries).mT
 
     def weights_of(self, scores: Tensor, grid: Grid) -> Tensor:
         """softmax(A), over the keys that may be seen, heads mixed if they are to be."""
         if self.options.window:
-            allowed = visible(*self.windows(grid), scores.device)
+            allowed = visible(*self.sides(grid), scores.device)
             scores = scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
         weights = torch.softmax(scores, dim=-1)
         return self.reattn(weights) if self.options.reattend else weights
@@ -211,7 +217,7 @@ class Less(Reduced):
         """Weights times values, in windows if there are."""
         if not self.options.window:
             return weights @ v
-        sides = self.windows(grid)
+        sides = self.sides(grid)
         return unpartition(weights @ partition(v, *sides), *sides)
 
     def _square(self, scores: Tensor, grid: Grid) -> Tensor:
@@ -230,7 +236,7 @@ class Less(Reduced):
 
     def transform_macs(self, grid: Grid) -> int:
         """Of Θ, Ψ and the mixing of heads."""
-        (queries, keys), H = self.sides_of(grid), self.num_heads
+        (queries, keys), H = self.grids_of(grid), self.num_heads
         *_, N, M = shape = self.score_shape(1, grid)
         windows = shape[2] if len(shape) == 5 else 1
         mixing = H * H * N * M if self.options.mix else 0
@@ -256,11 +262,11 @@ class Less(Reduced):
 
     def resize(self, grid: Grid) -> None:
         self.check(grid)
-        queries, keys = self.sides_of(grid)
+        queries, keys = self.grids_of(grid)
         self.theta.resize(keys)
         self.psi.resize(queries)
         for name, old, new in zip(
-            ("theta_bias", "psi_bias"), self.sides_of(self.grid)[::-1], (keys, queries), strict=True
+            ("theta_bias", "psi_bias"), self.grids_of(self.grid)[::-1], (keys, queries), strict=True
         ):
             bias = getattr(self, name)
             if bias is not None:

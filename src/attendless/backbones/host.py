@@ -126,7 +126,7 @@ def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
                 raise UserError(f"{what}, but it stands first")
             if entry not in getattr(before.attention, "provides", ()):
                 raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it")
-            if entry == "scores" and (why := _misread(before.attention, place.attention)):
+            if entry == "scores" and (why := place.attention.misreads(before.attention)):
                 raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it: {why}")
             if before.reducer is not None:
                 raise UserError(f"{what}, but {before.reducer.name} in {before.name} takes tokens away in between")
@@ -138,7 +138,3 @@ def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
 
 def _called(attention: Any) -> str:
     return str(attention.spec) if isinstance(attention, Attention) else type(attention).__name__
-
-
-def _misread(before: Attention, after: Attention) -> str | None:
-    return after.misreads(before.score_shape(1, before.grid), after.grid)

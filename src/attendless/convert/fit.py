@@ -139,7 +139,7 @@ def _fit_layer(less: Less, grid: Grid, S: Tensor, T: Tensor, factor: float) -> N
         S = torch.einsum("hg,bgnm->bhnm", mixing.to(S.dtype), S)
     if not factor:
         return
-    queries, keys = less.sides_of(grid)
+    queries, keys = less.grids_of(grid)
     for _ in range(ROUNDS):
         _fit_map(less.theta, _centred(less.psi.columns(S, queries)), T, keys, shared=less.options.shared, blind=True)
         _fit_map(less.psi, _centred(less.theta(S, keys)).mT, T.mT, queries, shared=less.options.shared)
