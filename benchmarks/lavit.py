@@ -185,7 +185,7 @@ def race(args: argparse.Namespace) -> None:
 def small(
     classes: int, less: str | None = "less:map=dense,mix=false", carry: str = "grid", dp: str = "dp=1"
 ) -> Pyramid:
-    """A LaViT of a few hundred thousand weights for images of 64 px: 16², 8², 4² and 2² tokens."""
+    """A LaViT of a million weights for images of 64 px: 16², 8², 4² and 2² tokens."""
     third, fourth = (f"{less},{dp},ratio=2", f"{less},{dp}") if less else ("reduced", "full")
     return Pyramid(
         f"reduced:ratio=8/reduced:ratio=4/reduced/reduced/{third}/{third}/full/{fourth}",
