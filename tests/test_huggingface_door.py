@@ -349,7 +349,7 @@ def test_sam_is_folded_by_patch(side: int) -> None:
 
 def test_patch_counts_what_is_left_and_says_why() -> None:
     model = MODELS["sam2"].make()
-    report = attendless.patch(model, "foveal:keep=0.1", size=128)
+    report = attendless.patch(model, "foveal:keep=0.1,order=0", size=128)
     kept = [layer.reason for layer in report.layers if layer.decision == "kept"]
     assert len(report.layers) == 7
     assert kept[0] == "it attends in windows of 4x4 already"

@@ -77,11 +77,11 @@ def run(args: argparse.Namespace) -> None:
     given = {"weights": args.weights, "pretrained": args.pretrained}
     more = {"attention": args.attention, "tokens": args.tokens, "predictor": args.predictor, "size": args.size}
     model = open_model(args.model, **given, **more, below_breakeven="keep")
-    if random_weights(args.model, **given):
-        print("random weights: this is what the model looks at before it has learned anything", file=sys.stderr)
     chosen = {"query": args.query, "layers": args.layer, "heads": args.head}
     seen = scene(model, picture, size=args.size or input_size(model), crop_pct=args.crop_pct, **chosen)
     save_figure(DRAW[args.figure](seen), args.out)
+    if random_weights(args.model, **given):
+        print("random weights: this is what the model looks at before it has learned anything", file=sys.stderr)
     layers = ", ".join(map(str, seen.layers))
     print(f"{args.figure} of {seen.name}, layers {layers}, into {args.out}")
     about = {"image": args.image, "model": args.model, "figure": args.figure, "attention": seen.attention_text}
