@@ -8,6 +8,7 @@ not used. Stages:
 
     learn      what is to be trained learns the dense model's answers (needs DISTIL)                      DIR/learned/
     evaluate   the accuracy of every row                                                                 DIR/rows.json
+    expect     what `tune` would expect each row to lose, without labels, beside what it lost          DIR/expected.json
     features   how far the last layer's patches move, for dense heads                                DIR/features.json
     time       every row against the dense model, by turns, at batch 1 and at a larger one              DIR/times.json
     report     the tables in Markdown and the figure, from what there is so far            DIR/tables.md, DIR/tokens.png
@@ -26,15 +27,18 @@ import torch
 from study import MODEL, Rows, accuracies, against, speed, speedups, table
 
 from attendless.convert import convert, load, open_model
+from attendless.data.labels import match_labels
 from attendless.data.opening import open_data
 from attendless.measure.accuracy import load_images, preprocessing
+from attendless.measure.judge import logits, losses, temperature
 from attendless.palette import COLOURS
 from attendless.show.figures import new_figure, save_figure
 from attendless.stamp import stamp_line
 from attendless.storage import atomic
 from attendless.train import Run, distill
 
-#: By size: how many images, the larger batch, and what is compared: an attention, and what reduces the tokens.
+#: By size: how many images (0: it is timed only), the larger batch, and what is compared: an attention, and what
+#: reduces the tokens.
 FOVEAL, SPARSIFINER = "foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled"
 STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
     224: (1000, 32, [
@@ -51,6 +55,10 @@ STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
     512: (300, 8, [
         ("full", "tome:keep=0.3,start=1,protect=0.1"), ("full", "tome:keep=0.15,start=1,protect=0.1"),
         (FOVEAL, "none"), (FOVEAL, "tome:keep=0.3,start=1,protect=0.1"), (FOVEAL, "tome:keep=0.15,start=1,protect=0.1"),
+    ]),
+    1024: (0, 1, [
+        ("full", "tome:keep=0.3,start=1,protect=0.1"), (FOVEAL, "none"), (FOVEAL, "tome:keep=0.3,start=1,protect=0.1"),
+        (FOVEAL, "tome:keep=0.15,start=1,protect=0.1"),
     ]),
 }  # fmt: skip
 #: What is trained, at 224 px, and how.
@@ -69,8 +77,10 @@ def main() -> None:
     parser.add_argument("eval")
     parser.add_argument("--distil", help="folder of images to learn from")
     parser.add_argument("--out", type=Path, required=True)
-    stages = {"learn": learn, "evaluate": judge, "features": features, "time": time, "report": report}
-    parser.add_argument("--stage", nargs="+", choices=stages, default=["evaluate", "features", "time", "report"])
+    stages = {
+        "learn": learn, "evaluate": judge, "expect": expect, "features": features, "time": time, "report": report,
+    }  # fmt: skip
+    parser.add_argument("--stage", nargs="+", choices=stages, default=[*stages][1:])
     parser.add_argument("--only", default="", help="only rows that this regular expression finds, such as ^384")
     parser.add_argument("--budget", type=float, default=6.0, help="seconds that each model is timed for")
     parser.add_argument("--threads", type=int, default=1)
@@ -110,7 +120,7 @@ def models(args: argparse.Namespace, size: int, done: Rows, prefix: str = "") ->
 def judge(args: argparse.Namespace) -> None:
     rows, source = Rows(args.out / "rows.json"), open_data(args.eval, "val")
     for size, (limit, _, _) in STUDY.items():
-        dense, found = models(args, size, rows)
+        dense, found = models(args, size, rows) if limit else (None, {})
         for some in (dict([*found.items()][i : i + 6]) for i in range(0, len(found), 6)):
             rows.keep(accuracies(dense, {f"{size} dense": dense, **some}, source, size, limit))
             print(", ".join(f"{name}: {rows[name]['top1']:.1f}" for name in some), flush=True)
@@ -119,13 +129,47 @@ def judge(args: argparse.Namespace) -> None:
 def time(args: argparse.Namespace) -> None:
     rows = Rows(args.out / "times.json")
     for size, (_, large, _) in STUDY.items():
-        for batch in (1, large):
+        for batch in sorted({1, large}):
             prefix = f"batch {batch}, "
             dense, found = models(args, size, rows, prefix)
             if found:
                 timed = speedups(dense, found, size, batch, args.budget)
                 rows.keep({prefix + name: row for name, row in timed.items()})
                 print(*(f"{prefix}{name}: {speed(row)}" for name, row in timed.items()), sep="\n", flush=True)
+
+
+def expect(args: argparse.Namespace, size: int = 224) -> None:
+    """What merging loses by the labels, by how sure the dense model is, and by how sure it would be were it as sure as
+    it is right: the same images for all three."""
+    rows, source = Rows(args.out / "expected.json"), open_data(args.eval, "val")
+    dense, found = models(args, size, rows)
+    found = {name: model for name, model in found.items() if name.startswith(f"{size} full")}
+    if not found:
+        return
+    prepare, classes = preprocessing(dense, (size, size)), match_labels(source.classes, dense).classes
+    pairs = [source[i] for i in range(len(source))]
+    x, labels = torch.stack([prepare(image) for image, _ in pairs]), torch.tensor([classes[c] for _, c in pairs])
+    belief = logits(dense, x, "dense")
+    right = (belief.argmax(1) == labels).float()
+    accuracy = 100 * float(right.mean())
+    sharper = temperature(belief, accuracy)
+    sure = 100 * float(belief.softmax(1).amax(1).mean())
+    rows.keep({"dense": {"accuracy": accuracy, "sure": sure, "temperature": sharper, "images": len(x)}})
+    for name, model in found.items():
+        answers = logits(model, x, name).argmax(1)
+        lost = 100 * float((right - (answers == labels).float()).mean())
+        expected = [100 * float(losses(belief / by, answers).mean()) for by in (1.0, sharper)]
+        rows.keep({name: {"lost": lost, "expected": expected[0], "as_sure_as_right": expected[1]}})
+        print(name, rows[name], flush=True)
+
+
+def expected_table(rows: Rows) -> str:
+    lines = [
+        [f"`{name.split(' ')[-1]}`", *(f"{row[which]:.1f}" for which in ("lost", "expected", "as_sure_as_right"))]
+        for name, row in rows.items()
+        if name not in ("stamp", "dense")
+    ]
+    return table(["tokens", "lost, by labels", "expected", "expected, `--accuracy` given"], lines)
 
 
 @torch.inference_mode()
@@ -154,8 +198,15 @@ def report(args: argparse.Namespace) -> None:
     text = []
     for size, (_, large, _) in STUDY.items():
         names = [name for name in rows if name.startswith(f"{size} ")]
+        timed = [name for name in times if name.startswith(f"batch 1, {size} ")]
         if names:
             text.append(f"### {size} px, {rows[names[0]]['images']} images\n\n{listing(names, rows, times, large)}")
+        elif timed:
+            lines = [[*(f"`{word}`" for word in name.split(" ")[3:]), speed(times[name])] for name in timed]
+            text.append(f"### {size} px\n\n{table(['attention', 'tokens', 'batch 1'], lines)}")
+    expected = Rows(args.out / "expected.json")
+    if expected:
+        text.append("### Expected, and lost\n\n" + expected_table(expected))
     dense = Rows(args.out / "features.json")
     if dense:
         text.append("### Features, put back on the grid\n\n" + feature_table(dense))
@@ -201,9 +252,10 @@ def feature_table(rows: Rows) -> str:
 def draw(rows: Rows, times: Rows, path: Path) -> None:
     """Points of top-1 against speed-up at the larger batch, one panel a size; the upper right is best."""
     figure = new_figure(11, 4)
-    panels = figure.subplots(1, len(STUDY), sharey=True)
+    judged = {size: study for size, study in STUDY.items() if study[0]}
+    panels = figure.subplots(1, len(judged), sharey=True)
     colours = dict(zip(("full", "foveal", "sparsifiner", "learned"), COLOURS[1:5], strict=True))
-    for axes, (size, (_, large, _)) in zip(panels, STUDY.items(), strict=True):
+    for axes, (size, (_, large, _)) in zip(panels, judged.items(), strict=True):
         for name in (name for name in rows if name.startswith(f"{size} ") and name != f"{size} dense"):
             timed = times.get(f"batch {large}, {name}")
             if timed is None:

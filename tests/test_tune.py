@@ -140,6 +140,19 @@ def test_the_expected_loss_takes_the_dense_model_at_its_word() -> None:
     assert found.agreement_ci[0] < 0.75 < found.agreement_ci[1]
 
 
+def test_a_model_is_taken_to_be_as_sure_as_it_is_right() -> None:
+    torch.manual_seed(0)
+    logits = 2 * torch.randn(200, 10)
+    sure = 100 * float(logits.softmax(-1).amax(-1).mean())
+    assert judging.temperature(logits, None) == 1
+    for accuracy in (sure - 15, sure, sure + 15):
+        found = (logits / judging.temperature(logits, accuracy)).softmax(-1).amax(-1).mean()
+        assert 100 * float(found) == pytest.approx(accuracy, abs=1e-3)
+    second = logits.topk(2).indices[:, 1]
+    modest, sharp = (judging.losses(logits / judging.temperature(logits, a), second).mean() for a in (sure, sure + 15))
+    assert sharp > modest  # who is right more often has more to lose
+
+
 @pytest.mark.parametrize("share", [0.005, 0.03, 0.1])
 def test_the_interval_of_the_loss_holds_what_it_says(share: float) -> None:
     """Over many sets of 100 images on which few answers change, and what each costs differs, 95 % hold the truth."""
@@ -324,6 +337,8 @@ def test_candidates_share_the_dense_models_weights(model: torch.nn.Module, image
         ({"target_ms": -1}, "target_ms=-1: expected"),
         ({"target_ms": float("nan")}, "target_ms=nan: expected"),
         ({"target_ms": float("inf")}, "target_ms=inf: expected"),
+        ({"accuracy": 0.0}, "accuracy=0.0: expected"),
+        ({"accuracy": float("nan")}, "accuracy=nan: expected"),
         ({"rates": ()}, "rates: got none, expected"),
         ({"rates": (0.1, 2)}, "rates: got 2, expected"),
         ({"rates": (float("nan"),)}, "rates: got nan, expected"),

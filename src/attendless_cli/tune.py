@@ -52,6 +52,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     bound.add_argument(
         "--target-ms", metavar="T", type=words.above_zero, help="milliseconds an image may take, instead"
     )
+    parser.add_argument(
+        "--accuracy",
+        metavar="P",
+        type=words.percent,
+        help="the model's top-1 on such images, in percent, if you know it: the loss is then expected of a model that "
+        "is as sure as it is right (default: as sure as it says)",
+    )
     words.size(parser)
     words.crop_pct(parser)
     parser.add_argument("--images", metavar="N", type=words.positive, default=256, help="images to use (default: 256)")
@@ -130,6 +137,7 @@ def run(args: argparse.Namespace) -> None:
                     rates=args.rates or RATES,
                     max_drop=args.max_drop,
                     target_ms=args.target_ms,
+                    accuracy=args.accuracy,
                     budget=args.budget,
                     resume=args.resume_dir,
                     progress=progress,

@@ -108,6 +108,10 @@ def share(text: str) -> float:
     return _number(text, "a number above 0 and up to 1", lambda found: 0 < found <= 1)
 
 
+def percent(text: str) -> float:
+    return _number(text, "a number above 0 and below 100", lambda found: 0 < found < 100)
+
+
 def _number(text: str, expected: str, good: Callable[[float], bool]) -> float:
     """A finite number for which `good` holds, or the error that says what was `expected`."""
     try:

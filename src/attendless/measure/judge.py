@@ -1,7 +1,8 @@
 """How far the answers of a model that attends less are from the dense model's, without labels.
 
 The expected loss takes the dense model at its word: an image it gives p to its own answer and p′ to the new one is
-right with p before and p′ after, so the loss is the mean of p − p′.
+right with p before and p′ after, so the loss is the mean of p − p′. A model that learned from mixed or smoothed labels
+is right more often than it is sure; if its accuracy is known, its answers are sharpened until they say as much.
 
 Its interval is made for what it is the mean of: nothing on most images, and something on the few whose answer changes.
 There a normal interval is too short, and of no length at all where no answer changed. As Wilson's interval of a share,
@@ -74,6 +75,19 @@ def losses(dense: Tensor, answers: Tensor) -> Tensor:
     """p − p′ of every image, for the dense model's logits [n, classes] and the new answers [n]."""
     belief = dense.softmax(-1)
     return belief.amax(-1) - belief.gather(1, answers[:, None])[:, 0]
+
+
+def temperature(dense: Tensor, accuracy: float | None) -> float:
+    """What to divide the logits [n, classes] by so that the dense model is as confident, on average, as it is right:
+    `accuracy` is its top-1 in percent. 1 if that is not known."""
+    if accuracy is None:
+        return 1.0
+    low, high = -10.0, 10.0  # of its logarithm; confidence falls as it rises
+    for _ in range(60):
+        middle = (low + high) / 2
+        confident = 100 * float((dense / math.exp(middle)).softmax(-1).amax(-1).mean())
+        low, high = (middle, high) if confident > accuracy else (low, middle)
+    return math.exp(low)
 
 
 def typical(drops: Sequence[float], divergences: Sequence[float]) -> list[float]:

@@ -32,7 +32,7 @@ from ..errors import UserError
 from ..tokens import NONE, parse_tokens
 from . import search
 from .clock import Call, Race, Timer, device_timer, race
-from .judge import ITSELF, check_images, divergence, judge, jump, logits, losses, split, typical
+from .judge import ITSELF, check_images, divergence, judge, jump, logits, losses, split, temperature, typical
 from .macs import count
 from .notes import Notes, digest_of
 from .proposals import Proposal, propose, shortlist
@@ -68,6 +68,7 @@ def tune(
     rates: Sequence[float] = RATES,
     max_drop: float | None = None,
     target_ms: float | None = None,
+    accuracy: float | None = None,
     probe: int = 64,
     points: int = 8,
     budget: float = 10.0,
@@ -79,14 +80,18 @@ def tune(
 
     `attention` names a mechanism with a `keep` option, `tokens` the reducer to search over (`tome`) or to take as it is
     (`tome:r=8`); `none` leaves the one or the other as it stands. `max_drop` bounds the expected loss of top-1, in
-    points (0.5 if neither bound is given), `target_ms` asks for a latency at batch 1 instead. Up to `probe` images
-    serve the search; one half of the others chooses among what it found, and the other half reports on the choice. Up
-    to 2 · `points` candidates are timed, each for about `budget` seconds. `resume` is a folder in which what was
+    points (0.5 if neither bound is given), `target_ms` asks for a latency at batch 1 instead. `accuracy` is the model's
+    own top-1 on such images in percent, if it is known: the loss is expected by how sure the model is of its answers,
+    and many are right more often than they are sure. Up to `probe` images serve the search; one half of the others
+    chooses among what it found, and the other half reports on the choice. Up to 2 · `points` candidates are timed, each
+    for about `budget` seconds. `resume` is a folder in which what was
     measured is kept: the same search, started again, goes on from there.
     """
     goal, specs = Goal(max_drop, target_ms), searched(attention, tokens, rates)
     if probe < 2 or points < 2 or not budget > 0:
         raise UserError(f"probe={probe}, points={points}, budget={budget}: expected 2, 2 and more than 0 seconds")
+    if accuracy is not None and not 0 < accuracy < 100:
+        raise UserError(f"accuracy={accuracy}: expected the model's top-1 in percent, between 0 and 100")
     check_images(images)
     check_finite(model.named_parameters(), "the model's weights are damaged")
     first = next(model.parameters())
@@ -101,6 +106,8 @@ def tune(
     # dense model itself.
     models = [host, *(_sharing(_built(model, one).eval(), dense) for one in proposals[1:])]
     belief, answers, moved = _answers(models, proposals, parts[1], "choosing", notes, progress)
+    sharper = temperature(belief, accuracy)
+    belief = belief / sharper
     cost = jump(belief, [losses(belief, given) for given in answers])
     judged = [ITSELF, *(judge(belief, given, cost) for given in answers[1:])]
     drops = [one.expected_drop for one in judged]
@@ -133,7 +140,7 @@ def tune(
         winner = places[found.index(chosen)]
         both = [proposals[0], proposals[winner]]
         belief, (_, given), _ = _answers([host, models[winner]], both, parts[2], "fresh", notes, progress)
-        fresh = judge(belief, given, cost)
+        fresh = judge(belief / sharper, given, cost)
     return Tuned(chosen, tuple(found[k] for k in order), goal, reason, fresh, len(images), said)
 
 
