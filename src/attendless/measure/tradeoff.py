@@ -23,7 +23,7 @@ COLUMNS = (
 )
 HOW_TO_READ = (
     "speed-up: median ratio to the dense model, batch 1, all timed by turns; ms is the dense model's, divided by it.",
-    "expected loss: points of top-1, taking the dense model to be as sure as it says, or as right as it was said to be; "
+    "expected loss: points of top-1, taking the dense model to be as sure as it says, or as right as --accuracy says; "
     "no labels were used.",
     "same answer: share of the images answered as by the dense model. MACs: what is left of the whole model's.",
 )
