@@ -43,7 +43,7 @@ MODEL = "deit_tiny_patch16_224"
 VANILLA = (8, 6, 4)
 #: As copies of the layer before, and fitted: heads mixed alone, Δ of low rank, the poster's dense maps.
 MAPS = {"copied": "map=none", "heads": "map=none", "default": "", "dense": "map=dense"}
-DISTIL = {"new": "epochs=1,lr=1e-3,batch=16", "all": "epochs=2,lr=1e-4,batch=32,tokens=0.2"}
+DISTIL = {"new": "epochs=1,lr=1e-3,batch=16", "all": "epochs=6,lr=2e-4,batch=32,tokens=0.2"}
 FITTED_TO = 32
 #: What is changed in a small LaViT; `dp` is in the spec of its less attention.
 ABLATION: dict[str, dict[str, Any]] = {
