@@ -27,6 +27,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from study import whole
 
 import attendless
 from attendless.backbones import Pyramid
@@ -138,10 +139,10 @@ def distilled(args: argparse.Namespace) -> None:
     for vanilla in VANILLA:
         name = f"distilled {vanilla}"
         if name not in read(args.out / "rows.json") and re.search(args.only, name):
-            distill(
+            whole(distill(
                 MODEL, args.distil, attention=spec(vanilla, "default"), weights=args.weights, eval_every=100,
                 out=student(args, vanilla).parent, run=Run(workers=0, log_every=20), change=DISTIL,
-            )  # fmt: skip
+            ))  # fmt: skip
         judge(args, dense, {name: partial(load, student(args, vanilla))})
 
 
@@ -208,7 +209,8 @@ def ablate(args: argparse.Namespace) -> None:
             with randomness(WEIGHTS, seed):
                 model = small(classes, **changes)
             folder = args.out / f"ablate-{re.sub('[^a-zA-Z]+', '-', name)}-{seed}"
-            result = train(model, args.small, out=folder, run=Run(workers=0, log_every=50), seed=seed, **RECIPE)
+            quietly = Run(workers=0, log_every=50)
+            result = whole(train(model, args.small, out=folder, run=quietly, seed=seed, **RECIPE))
             found[run] = {"top1": result.metrics["top1"], "total": count(model).total}
             write(args.out / "ablation.json", found | {"stamp": stamp()})
             print(f"{run}: {result.metrics['top1']:.1f}", flush=True)

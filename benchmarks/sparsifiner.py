@@ -27,6 +27,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
+from study import whole
 
 import attendless
 from attendless import Grid
@@ -124,10 +125,10 @@ def learn(args: argparse.Namespace) -> None:
     """One predictor for each rest: what is worth choosing depends on what becomes of the others."""
     for rest in RESTS:
         if re.search(args.only, rest):
-            distill(
+            whole(distill(
                 MODEL, args.distil, attention=spec("0.1", rest), weights=args.weights, out=learned(args, rest).parent,
                 change={"new": LEARN, "all": "epochs=0"}, eval_every=100, run=Run(workers=0, log_every=20),
-            )  # fmt: skip
+            ))  # fmt: skip
 
 
 def tune(args: argparse.Namespace) -> None:
@@ -135,11 +136,11 @@ def tune(args: argparse.Namespace) -> None:
         if re.search(args.only, f"{how} {text}"):
             predictor = None if how == "joint" or text == LINFORMER else learned(args, rest_of(text))
             alone = LEARN if text == LINFORMER else "epochs=0"
-            distill(
+            whole(distill(
                 MODEL, args.distil, attention=text, weights=args.weights, predictor=predictor, eval_every=100,
                 out=student(args, how, text).parent, run=Run(workers=0, log_every=20),
                 change={"new": alone, "all": TUNE + epochs},
-            )  # fmt: skip
+            ))  # fmt: skip
 
 
 def learned(args: argparse.Namespace, rest: str) -> Path:

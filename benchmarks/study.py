@@ -21,6 +21,13 @@ from attendless.storage import atomic
 MODEL = "deit_tiny_patch16_224"
 
 
+def whole(run: Any) -> Any:
+    """A training run's result, or the end of the study: one that was asked to stop is not to be judged."""
+    if not run.finished:
+        raise SystemExit(f"stopped; the same command goes on with {run.out}")
+    return run
+
+
 class Rows(dict[str, Any]):
     """A study's results by name, kept in a JSON file."""
 

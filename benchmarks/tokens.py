@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from study import MODEL, Rows, accuracies, against, speed, speedups, table
+from study import MODEL, Rows, accuracies, against, speed, speedups, table, whole
 
 from attendless.convert import convert, load, open_model
 from attendless.data.labels import match_labels
@@ -94,8 +94,8 @@ def main() -> None:
 def learn(args: argparse.Namespace) -> None:
     for tokens, how in LEARNED.items():
         run = Run(workers=0, log_every=20)
-        distill(MODEL, args.distil, tokens=tokens, weights=args.weights, out=student(args, tokens).parent,
-                change={"all": how}, run=run)  # fmt: skip
+        whole(distill(MODEL, args.distil, tokens=tokens, weights=args.weights, out=student(args, tokens).parent,
+                      change={"all": how}, run=run))  # fmt: skip
 
 
 def student(args: argparse.Namespace, tokens: str) -> Path:
