@@ -169,14 +169,15 @@ def in_mode(mode: str) -> Image.Image:
 
 
 def storable() -> list[tuple[str, str]]:
-    """Every pair of mode and format that Pillow can write."""
+    """Every pair of mode and format that Pillow can write, and read again."""
     found = []
     for mode in ("1", "L", "LA", "P", "PA", "RGBA", "CMYK", "YCbCr", "HSV", "I;16", "I", "F"):
         for suffix in ("png", "tiff", "jpeg", "bmp", "webp", "gif"):
             try:
-                in_mode(mode).save(io.BytesIO(), format=suffix)
+                in_mode(mode).save(file := io.BytesIO(), format=suffix)
+                Image.open(file).load()
                 found.append((mode, suffix))
-            except (OSError, KeyError, ValueError):
+            except (OSError, KeyError, ValueError, DeprecationWarning):
                 pass
     return found
 
