@@ -11,6 +11,7 @@
 #include <openvino/frontend/onnx/extension/conversion.hpp>
 
 #include "calls.hpp"
+#include "geometry.hpp"
 #include "memory.hpp"
 #include "openvino.hpp"
 #include "parallel.hpp"
@@ -70,6 +71,11 @@ struct FovealAttention : Attention {
   void visit(ov::AttributeVisitor& visitor) {
     Attention::visit(visitor);
     visitor.on_attribute("layout", layout);
+  }
+
+  std::vector<Result> results(const Shapes& shapes) const {
+    const Layout checked(numbers<8>(layout, "layout"));
+    return shapes.attended();
   }
 
   void run(Call& call) const {

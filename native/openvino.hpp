@@ -199,11 +199,11 @@ class Call {
                              const Array<T, rank, lies>*) const {
     const ov::Shape& shape = tensor.get_shape();
     require(shape.size() == rank, name, " must have ", rank, " axes, not ", shape.size());
-    typename Array<T, rank, lies>::Shape sizes;
+    typename Array<T, rank, lies>::Shape sizes{};
     std::copy(shape.begin(), shape.end(), sizes.begin());
     T* const data = elements<T>(tensor, name);
     if constexpr (lies == Lies::anyhow) {
-      typename Array<T, rank, lies>::Strides strides;
+      typename Array<T, rank, lies>::Strides strides{};
       const ov::Strides& bytes = tensor.get_strides();
       for (size_t axis = 0; axis < rank; ++axis) strides[axis] = int64_t(bytes[axis] / sizeof(T));
       return {data, sizes, strides};
