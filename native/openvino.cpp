@@ -75,7 +75,12 @@ struct FovealAttention : Attention {
 
   std::vector<Result> results(const Shapes& shapes) const {
     const Layout checked(numbers<8>(layout, "layout"));
-    return shapes.attended();
+    geometry_of(checked);
+    const std::vector<Result> found = shapes.attended();
+    const ov::Dimension tokens = found[0].shape[tokens_first() ? 1 : 2];
+    const int all = checked.prefix + checked.patches();
+    require(find("places") || tokens.compatible(all), "the layout has ", all, " tokens, q has ", tokens);
+    return found;
   }
 
   void run(Call& call) const {

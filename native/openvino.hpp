@@ -278,15 +278,28 @@ class Operator : public ov::op::Op {
 
   bool has_evaluate() const override { return true; }
 
+  // OpenVINO's infer() on one thread drops what is thrown while it infers (start_async() and wait() tell), so a result
+  // nobody made is no number.
   bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
     guarded([&] {
-      Call call(kernel_, inputs, outputs);
-      kernel_.run(call);
+      try {
+        Call call(kernel_, inputs, outputs);
+        kernel_.run(call);
+      } catch (...) {
+        for (ov::Tensor& output : outputs) spoil(output);
+        throw;
+      }
     });
     return true;
   }
 
  private:
+  static void spoil(ov::Tensor& tensor) {
+    if (tensor.get_element_type() != ov::element::f32) return;
+    float* const data = tensor.data<float>();
+    std::fill(data, data + tensor.get_size(), std::numeric_limits<float>::quiet_NaN());
+  }
+
   template <class Body>
   void guarded(const Body& body) const {
     try {
