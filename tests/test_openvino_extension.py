@@ -52,7 +52,13 @@ def compiled_for(core: Any, model: Any, threads: int = 1) -> Any:
 
 
 def run(
-    core: Any, name: str, inputs: dict[str, Tensor | None], *, threads: int = 1, dynamic: bool = False, **attributes: Any
+    core: Any,
+    name: str,
+    inputs: dict[str, Tensor | None],
+    *,
+    threads: int = 1,
+    dynamic: bool = False,
+    **attributes: Any,
 ) -> list[Tensor]:
     there = {key: x.contiguous() for key, x in inputs.items() if x is not None}
     model = node_model(name, there, dynamic=dynamic, **attributes).SerializeToString()
@@ -101,7 +107,13 @@ def test_foveal(core: Any, case: native_cases.Case, way: tuple[str, bool]) -> No
 def test_sparsifiner(core: Any, case: test_native_sparsifiner.Case, way: tuple[str, bool]) -> None:
     t = case.tensors()
     heads = tuple(t.pop(key) for key in "qkv")
-    numbers = {"budget": case.budget, "prefix": case.prefix, "tau": 0.0, "top": 0, "scale": test_native_sparsifiner.SCALE}
+    numbers = {
+        "budget": case.budget,
+        "prefix": case.prefix,
+        "tau": 0.0,
+        "top": 0,
+        "scale": test_native_sparsifiner.SCALE,
+    }
     out = attend(core, "SparsifinerAttention", way, heads, t, threads=case.threads, **numbers)
     t |= dict(zip("qkv", heads, strict=True))
     lists = test_native_sparsifiner.as_lists(*test_native_sparsifiner.select(t, case))
@@ -205,6 +217,18 @@ def thread_seconds() -> dict[str, float]:
         fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
         found[task.name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return found
+
+
+def test_nothing_is_copied_on_the_way(core: Any) -> None:
+    """What OpenVINO runs is the operator alone, and it writes into the tensor the caller gave."""
+    infer = compiled_for(core, foveal_model(core))
+    ran = [node.get_rt_info()["layerType"].astype(str) for node in infer.get_runtime_model().get_ops()]
+    assert sorted(ran) == ["Input", "Output", "Reference"]
+    inputs, out = foveal_inputs(2), np.full((2, 197, 3, 64), np.nan, dtype=np.float32)
+    request = infer.create_infer_request()
+    request.set_output_tensor(openvino.Tensor(out, shared_memory=True))
+    request.infer([inputs["qkv"].numpy()], share_inputs=True)
+    assert torch.equal(torch.from_numpy(out), expected(inputs))
 
 
 READ_AGAIN = """
@@ -335,6 +359,18 @@ def test_says_what_is_wrong(core: Any, wrong: str, dynamic: bool) -> None:
     name, inputs, attributes, message = WRONG[wrong]
     with pytest.raises(RuntimeError, match=message):
         run(core, name, inputs, dynamic=dynamic, **attributes)
+
+
+def test_a_result_nobody_made_is_no_number(core: Any) -> None:
+    """OpenVINO's infer() on one thread does not tell what was thrown."""
+    name, inputs, attributes, _ = WRONG["a place off the grid"]
+    model = core.read_model(node_model(name, inputs, dynamic=False, **attributes).SerializeToString())
+    try:
+        found = compiled_for(core, model)([x.numpy() for x in inputs.values()])[0]
+    except RuntimeError as error:
+        assert "a patch stands at place" in str(error)
+    else:
+        assert np.isnan(found).all()
 
 
 def test_a_damaged_file_throws(core: Any, tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ EXTENSION = "from attendless.export import extension; print(extension.available(
 
 
 def run(*command: str | Path, **environment: str) -> str:
-    done = subprocess.run(list(map(str, command)), env=os.environ | environment, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        list(map(str, command)), env=os.environ | environment, capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
