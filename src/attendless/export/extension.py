@@ -17,7 +17,8 @@ Attribute `given` names the inputs that are there, in order, with commas between
 q, k, v [B, H, N, D]; as q, k, v [B, N, H, D] with `order="BNHD"`; or, where `given` says `qkv`, as one tensor
 [B, N, 3, H, D]. The result is laid out as they are, for qkv as [B, N, H, E]. So nothing has to be transposed before
 or after: `packed.pack` rewrites a graph that way. MergeTokens' keys may be [B, N, D], or `qkv` too.
-Floats are float32; numbers are int32 or int64. OpenVINO says how many threads compute.
+Floats are float32; numbers are int32 or int64. OpenVINO says how many threads compute. Its infer() on
+one thread drops what is thrown while it infers; start_async() and wait() tell (docs/openvino.md).
 
 The library holds the kernels. It can be copied beside a model to where there is no attendless; it needs the version of
 OpenVINO it was built for. Building takes seconds and a C++ compiler, once for each OpenVINO and each attendless: the
