@@ -1,4 +1,4 @@
-# make install · make test · make test-all · make test-oldest · make lint · make docs · make demo
+# make install · make test · make test-all · make test-oldest · make lint · make docs · make demo · make wheel
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # The oldest timm supported; keep it in step with pyproject.toml.
 OLDEST := timm==1.0.22
 
-.PHONY: install demo test test-all test-oldest lint docs clean
+.PHONY: install demo test test-all test-oldest lint docs wheel clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -52,6 +52,15 @@ docs: $(VENV)/.docs
 $(VENV)/.docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev,docs]"
 	@touch $@
+
+# A wheel for this Python that other machines can take (docs/wheels.md). OpenMP's runtime stays PyTorch's own: with a
+# second copy in the process there would be two pools of threads.
+DIST ?= build/dist
+wheel: $(STAMP)
+	rm -rf build/wheel
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --exclude libgomp.so.1 --wheel-dir $(DIST) \
+		build/wheel/*.whl
 
 clean:
 	rm -rf $(VENV) build
