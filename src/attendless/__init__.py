@@ -5,6 +5,7 @@ from .backbones import Columnar, Pyramid
 from .convert import convert, load, open_model, patch, save, unpatch
 from .convert import door as huggingface
 from .errors import UserError
+from .export import export
 from .maps import maps
 from .measure.bench import bench
 from .measure.contract import check
@@ -30,6 +31,7 @@ __all__ = [
     "convert",
     "create",
     "execution",
+    "export",
     "huggingface",
     "load",
     "load_plugin",

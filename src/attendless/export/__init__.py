@@ -1,5 +1,6 @@
 """Models outside eager PyTorch: ONNX, OpenVINO, pt2, and whatever opens them again."""
 
+from .exporting import Exported, export
 from .runner import Runner, as_runner, open_runner
 
-__all__ = ["Runner", "as_runner", "open_runner"]
+__all__ = ["Exported", "Runner", "as_runner", "export", "open_runner"]

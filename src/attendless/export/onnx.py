@@ -2,29 +2,96 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.export import ExportedProgram
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..errors import UserError
-from . import description
+from . import description, translate
 from .description import KEY, Description
-from .packages import need
-from .sealed import check_seal
+from .packages import missing, need
+from .sealed import BLANK, check_seal, seal
+
+SUFFIX = ".onnx"
+#: What writing takes, and what running takes.
+WRITERS, RUNNERS = ("onnx", "onnxscript"), ("onnxruntime",)
+#: The oldest that has all it takes; every runtime of the last years knows it.
+OPSET = 18
+#: Protobuf holds no more in one file.
+_LARGEST = 2**31 - 1
+Run = Callable[[Tensor], tuple[Tensor, ...]]
 
 
-def open_file(path: Path, threads: int | None = None) -> tuple[Callable[[Tensor], tuple[Tensor, ...]], Description]:
+def unavailable() -> str:
+    return missing("onnx", *WRITERS, *RUNNERS)
+
+
+def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> None:
+    """Write a traced graph; operators of ours in it become nodes of the domain `attendless`."""
+    need("onnx", *WRITERS)
+    weights = sum(value.nbytes for value in program.state_dict.values())
+    if weights >= _LARGEST:
+        raise UserError(
+            f"a model of {weights / 1e9:.1f} GB does not fit into an ONNX file, which holds 2 GB: use openvino"
+        )
+    # The fused kernel's results lie in memory as no other runtime's do, and views of them may not be views there.
+    with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter, about its own parts
+        made = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=opset or OPSET,
+            input_names=["images"],
+            custom_translation_table=translate.standard() | translate.kernels(),
+        )
+    assert made is not None
+    made.save(path, external_data=False)
+
+
+def stamp(path: Path, about: Description) -> None:
+    """Let a file say what it is. Protobuf joins what is written one after the other."""
+    model = need("onnx", "onnx").ModelProto()
+    entry = model.metadata_props.add()
+    entry.key, entry.value = KEY, dataclasses.replace(about, digest=BLANK).as_json()
+    with path.open("ab") as file:
+        file.write(model.SerializeToString())
+    seal(path)
+
+
+def operators(path: Path) -> dict[str, int]:
+    """How often each operator stands in a file's graph, the commonest first."""
+    model = need("onnx", "onnx").load(path, load_external_data=False)
+    named = (f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in model.graph.node)
+    return dict(Counter(named).most_common())
+
+
+def files(path: Path) -> list[Path]:
+    """What an export consists of, that which is opened last."""
+    return [path]
+
+
+def open_file(path: Path, threads: int | None = None) -> tuple[Run, Description]:
     check_seal(path)
-    session = session_of(path, threads)
-    found = description.read(session.get_modelmeta().custom_metadata_map.get(KEY), path)
-    return runs(session), found
+    session = _session(path, threads)
+    return _runs(session), description.read(session.get_modelmeta().custom_metadata_map.get(KEY), path)
 
 
-def session_of(path: Path, threads: int | None = None) -> Any:
-    runtime = need("onnx", "onnxruntime")
+def open_raw(path: Path, threads: int | None = None) -> Run:
+    """As `open_file`, before there is a description."""
+    return _runs(_session(path, threads))
+
+
+def _session(path: Path, threads: int | None) -> Any:
+    runtime = need("onnx", *RUNNERS)
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.inter_op_num_threads = 1
@@ -32,17 +99,14 @@ def session_of(path: Path, threads: int | None = None) -> Any:
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever is wrong in the file, each in a class of its own
-        raise UserError(f"{str(path)!r} cannot be opened by ONNX Runtime: {_first_line(error)}") from None
+        told = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        raise UserError(f"{str(path)!r} cannot be opened by ONNX Runtime: {told}") from None
 
 
-def runs(session: Any) -> Callable[[Tensor], tuple[Tensor, ...]]:
+def _runs(session: Any) -> Run:
     name = session.get_inputs()[0].name
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(map(torch.from_numpy, session.run(None, {name: images.numpy()})))
+        return tuple(map(torch.from_numpy, session.run(None, {name: images.contiguous().numpy()})))
 
     return run
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0][:300] if str(error) else type(error).__name__
