@@ -1,35 +1,22 @@
-// The arrays Python hands over as the Problem a kernel reads, checked. Without copies, so an array must be what it is
-// taken for: nothing is converted.
+// Arrays as the Problem a kernel reads, checked. Without copies, so an array must be what it is taken for: nothing is
+// converted.
 #pragma once
-
-#include <nanobind/ndarray.h>
 
 #include <algorithm>
 #include <array>
 #include <initializer_list>
 #include <optional>
 
+#include "array.hpp"
 #include "checks.hpp"
 
 namespace attendless {
 
-namespace nb = nanobind;
-
-using Heads = nb::ndarray<float, nb::ndim<4>, nb::device::cpu>;                       // [B, H, N, channels]
-using Lse = nb::ndarray<float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;           // [B, H, N]
-using Bias = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;          // [B, N]
-using Places = nb::ndarray<int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;      // [B, patches]
-using Chosen = nb::ndarray<int32_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;      // [B, H, tiles, budget]
-using Counts = nb::ndarray<int32_t, nb::ndim<3>, nb::c_contig, nb::device::cpu>;      // [B, H, N]
-using Floats = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Indices = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Numbers = std::array<int64_t, 8>;  // of a Layout
-using Tokens = nb::ndarray<float, nb::ndim<3>, nb::device::cpu>;                      // [B, N, channels]
-using Longs = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;       // [B, patches or cells]
 using Merging = std::array<int64_t, 6>;  // height, width, prefix, patches, merged, window
 
-template <class Array>
-bool is(const Array& array, std::initializer_list<int> shape) {
+template <class Any>
+bool is(const Any& array, std::initializer_list<int> shape) {
   size_t axis = 0;
   return std::all_of(shape.begin(), shape.end(), [&](int size) { return array.shape(axis++) == size_t(size); });
 }

@@ -1,6 +1,7 @@
-// The Python module: arrays in and out, checked, with the interpreter's lock released while the kernels run. It knows
-// nothing of PyTorch; attendless.sparse.native hands it tensors as NumPy arrays and allocates the results.
+// The Python module: arrays in and out, with the interpreter's lock released while the kernels run. It knows nothing of
+// PyTorch; attendless.sparse.native hands it tensors as NumPy arrays and allocates the results.
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -8,11 +9,10 @@
 
 #include <algorithm>
 #include <atomic>
-#include <memory>
-#include <optional>
 #include <string>
+#include <type_traits>
 
-#include "arguments.hpp"
+#include "calls.hpp"
 #include "dispatch.hpp"
 #include "geometry.hpp"
 #include "parallel.hpp"
@@ -20,220 +20,42 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-namespace attendless {
-namespace {
+// An array of Python's as one of ours. It is held until the call returns.
+namespace nanobind::detail {
 
-bool empty(const Problem& problem) { return problem.batch == 0 || problem.heads == 0 || problem.tokens == 0; }
+template <class T, size_t rank, attendless::Lies lies>
+struct type_caster<attendless::Array<T, rank, lies>> {
+  using Ours = attendless::Array<T, rank, lies>;
+  using Theirs = std::conditional_t<lies == attendless::Lies::packed,
+                                    nb::ndarray<T, nb::ndim<rank>, nb::c_contig, nb::device::cpu>,
+                                    nb::ndarray<T, nb::ndim<rank>, nb::device::cpu>>;
+  NB_TYPE_CASTER(Ours, make_caster<Theirs>::Name)
 
-// A foveal problem with everything its pointers point at.
-struct FovealCall {
-  Foveal foveal{};
-  std::shared_ptr<const Geometry> geometry;
-
-  FovealCall(const Problem& problem, const Numbers& numbers, const std::optional<Places>& places,
-             const std::optional<Chosen>& chosen, bool select) {
-    const Layout layout(numbers);
-    require(!places || places->shape(0) == size_t(problem.batch), "places must be [batch, patches]");
-    const int patches = places ? size_of(places->shape(1), "places") : layout.patches();
-    require(layout.prefix + patches == problem.tokens, "the layout has ", layout.prefix + patches, " tokens, q has ",
-            problem.tokens);
-    require(chosen || select, "cells must be chosen or given");
-    require(!chosen || is(*chosen, {problem.batch, problem.heads, layout.tiles(), layout.budget}),
-            "chosen must be [batch, heads, tiles, budget]");
-    geometry = places ? std::make_shared<const Geometry>(layout, places->data(), problem.batch, patches)
-                      : geometry_of(layout);
-    geometry->fill(foveal);
-    foveal.problem = problem;
-    foveal.chosen = chosen ? chosen->data() : nullptr;
-    foveal.select = select;
-    foveal.attend = problem.lse != nullptr;
-    if (!select) require_ascending(chosen->data(), chosen->size(), layout.budget, layout.cells());
-  }
-
-  static void require_ascending(const int32_t* row, size_t size, int budget, int cells) {
-    for (const int32_t* const end = row + size; row != end; row += budget) {
-      bool good = row[0] >= 0 && row[budget - 1] < cells;
-      for (int m = 1; m < budget; ++m) good &= row[m - 1] < row[m];
-      require(good, "chosen must hold different cells of the layout, in ascending order");
+  bool from_python(handle source, uint8_t flags, cleanup_list* cleanup) noexcept {
+    if (!held.from_python(source, flags, cleanup)) return false;
+    const Theirs& array = held.value;
+    typename Ours::Shape shape;
+    typename Ours::Strides strides;
+    for (size_t axis = 0; axis < rank; ++axis) {
+      shape[axis] = array.shape(axis);
+      strides[axis] = array.stride(axis);
     }
+    if constexpr (lies == attendless::Lies::packed) {
+      value = Ours(array.data(), shape);
+    } else {
+      value = Ours(array.data(), shape, strides);
+    }
+    return true;
   }
 
-  void run(void (*kernel)(const Foveal&)) const {
-    if (empty(foveal.problem)) return;
-    nb::gil_scoped_release unlocked;
-    kernel(foveal);
-  }
+ private:
+  make_caster<Theirs> held;
 };
 
-void foveal_select(const Heads& q, const Heads& k, const std::optional<Bias>& bias,
-                   const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
-                   const Chosen& chosen) {
-  const Problem problem = problem_of(q, k, bias, scale, threads);
-  FovealCall(problem, layout, places, chosen, true).run(kernels().foveal);
-}
+}  // namespace nanobind::detail
 
-void foveal_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                   const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
-                   const std::optional<Chosen>& chosen, bool select, const Heads& out, const Lse& lse) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  FovealCall(problem, layout, places, chosen, select).run(kernels().foveal);
-}
-
-void foveal_backward(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                     const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
-                     const Chosen& chosen, const Heads& out, const Lse& lse, const Heads& out_grad,
-                     const Heads& q_grad, const Heads& k_grad, const Heads& v_grad,
-                     const std::optional<Lse>& bias_grad) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  add_gradients(problem, out_grad, q_grad, k_grad, v_grad, bias_grad);
-  FovealCall(problem, layout, places, chosen, false).run(kernels().foveal_backward);
-}
-
-Groups groups_of(const Indices& start, const Indices& member, int tokens, const char* name) {
-  return attendless::groups_of(start.data(), start.size(), member.data(), member.size(), tokens, name);
-}
-
-// A key listed twice counts twice.
-Block block_of(const Problem& problem, const Indices& query_start, const Indices& queries, const Indices& key_start,
-               const Indices& keys) {
-  Block block{problem, groups_of(query_start, queries, problem.tokens, "queries"),
-              groups_of(key_start, keys, problem.tokens, "keys")};
-  const int64_t tiles = block.queries.count;
-  require(block.keys.count == tiles || block.keys.count == tiles * problem.heads,
-          "there must be a list of keys for each tile, or for each tile of each head");
-  require_each_token_once(block.queries, problem.tokens);
-  block.problem.repeats = problem.q_grad.data && has_repeats(block.keys, problem.tokens);
-  return block;
-}
-
-void run_block(const Block& block, void (*kernel)(const Block&)) {
-  if (empty(block.problem)) return;
-  nb::gil_scoped_release unlocked;
-  kernel(block);
-}
-
-void block_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                  const Indices& query_start, const Indices& queries, const Indices& key_start, const Indices& keys,
-                  float scale, int threads, const Heads& out, const Lse& lse) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  run_block(block_of(problem, query_start, queries, key_start, keys), kernels().block);
-}
-
-void block_backward(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                    const Indices& query_start, const Indices& queries, const Indices& key_start, const Indices& keys,
-                    float scale, int threads, const Heads& out, const Lse& lse, const Heads& out_grad,
-                    const Heads& q_grad, const Heads& k_grad, const Heads& v_grad,
-                    const std::optional<Lse>& bias_grad) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  add_gradients(problem, out_grad, q_grad, k_grad, v_grad, bias_grad);
-  run_block(block_of(problem, query_start, queries, key_start, keys), kernels().block_backward);
-}
-
-// The check of every index waits for the kernel, which reads them anyway.
-void run_gather(const Problem& problem, const Chosen& indices, const std::optional<Counts>& counts,
-                void (*kernel)(const Gather&)) {
-  const int longest = size_of(indices.shape(3), "indices");
-  require(is(indices, {problem.batch, problem.heads, problem.tokens, longest}),
-          "indices must be [batch, heads, tokens, keys]");
-  require(!counts || is(*counts, {problem.batch, problem.heads, problem.tokens}),
-          "counts must be [batch, heads, tokens]");
-  int32_t wrong = 0;
-  const Gather gather{problem, indices.data(), counts ? counts->data() : nullptr, longest, &wrong};
-  if (empty(problem)) return;
-  {
-    nb::gil_scoped_release unlocked;
-    kernel(gather);
-  }
-  require(!wrong, "indices must be tokens, from 0 to ", problem.tokens - 1, ", and counts from 0 to ", longest);
-}
-
-void gather_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                   const Chosen& indices, const std::optional<Counts>& counts, float scale, int threads,
-                   const Heads& out, const Lse& lse) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  run_gather(problem, indices, counts, kernels().gather);
-}
-
-void gather_backward(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                     const Chosen& indices, const std::optional<Counts>& counts, float scale, int threads,
-                     const Heads& out, const Lse& lse, const Heads& out_grad, const Heads& q_grad,
-                     const Heads& k_grad, const Heads& v_grad, const std::optional<Lse>& bias_grad) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  add_gradients(problem, out_grad, q_grad, k_grad, v_grad, bias_grad);
-  run_gather(problem, indices, counts, kernels().gather_backward);
-}
-
-Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Bias& basis, int64_t budget,
-                           int64_t prefix, float tau, int64_t top) {
-  require(budget >= 1 && budget <= problem.tokens && prefix >= 0 && top >= 0,
-          "budget must be from 1 to the number of tokens, and neither prefix nor top below 0");
-  Sparsifiner args{};
-  args.problem = problem;
-  args.budget = int(budget);
-  args.prefix = int(std::min<int64_t>(prefix, problem.tokens));
-  args.tau = tau;
-  args.top = int(std::min<int64_t>(top, kLargest));
-  args.coefficients = view(coefficients, "coefficients", problem);
-  args.basis = basis.data();
-  require(is(basis, {args.coefficients.width, problem.tokens}),
-          "the basis must have a row for each coefficient and a column for each token");
-  return args;
-}
-
-void run_sparsifiner(const Sparsifiner& args) {
-  if (empty(args.problem)) return;
-  nb::gil_scoped_release unlocked;
-  kernels().sparsifiner(args);
-}
-
-void sparsifiner_select(const Heads& coefficients, const Bias& basis, int64_t budget, int64_t prefix, float tau,
-                        int64_t top, int threads, const Chosen& indices, const Counts& counts) {
-  const Problem problem = problem_of(coefficients, "coefficients", threads);
-  Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
-  require(is(indices, {problem.batch, problem.heads, problem.tokens, args.budget}) &&
-              is(counts, {problem.batch, problem.heads, problem.tokens}),
-          "indices must be [batch, heads, tokens, budget], and counts [batch, heads, tokens]");
-  args.indices = indices.data();
-  args.counts = counts.data();
-  run_sparsifiner(args);
-}
-
-void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                 const Heads& coefficients, const Bias& basis, const std::optional<Heads>& tail_scores,
-                 const std::optional<Heads>& tail_values, const std::optional<Bias>& share, int64_t budget,
-                 int64_t prefix, float tau, int64_t top, float scale, int threads, const Heads& out, const Lse& lse) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
-  require(tail_scores.has_value() == share.has_value() && tail_values.has_value() == share.has_value(),
-          "tail_scores, tail_values and share come together or not at all");
-  if (share) {
-    const int ranks = args.coefficients.width;
-    args.tail_scores = view(*tail_scores, "tail_scores", problem, ranks);
-    args.tail_values = view(*tail_values, "tail_values", problem, ranks, problem.v.width);
-    require(is(*share, {problem.tokens, ranks}), "share must be [tokens, ranks]");
-    args.share = share->data();
-  }
-  run_sparsifiner(args);
-}
-
-void merge(const Tokens& x, const Heads& keys, const std::optional<Bias>& importance,
-           const std::optional<Bias>& sizes, const std::optional<Longs>& cells, const std::optional<Longs>& owners,
-           const Merging& plan, float protect, int threads, const Tokens& out, const Bias& sizes_out,
-           const Longs& cells_out, const Longs& owners_out) {
-  Merge args = merge_of(x, keys, plan, protect, threads);
-  add_past(args, importance, sizes, cells, owners);
-  add_result(args, out, sizes_out, cells_out, owners_out);
-  if (args.batch == 0 || args.prefix + args.patches == 0) return;
-  nb::gil_scoped_release unlocked;
-  kernels().merge(args);
-}
+namespace attendless {
+namespace {
 
 void power_of_two(const Floats& from, const Floats& to) {
   require(from.size() == to.size(), "both arrays must be equally long");
@@ -244,7 +66,6 @@ int64_t foveal_tiles(const Numbers& layout) { return Layout(layout).tiles(); }
 
 int threads_running(int threads) {
   std::atomic<int> running{0};
-  nb::gil_scoped_release unlocked;
   run_parallel(std::clamp(threads, 1, kMostThreads), [](void* count, int) { ++*static_cast<std::atomic<int>*>(count); },
                &running);
   return running;
@@ -259,38 +80,40 @@ int threads_running(int threads) {
 
 NB_MODULE(_native, m) {
   using namespace attendless;
+  constexpr nb::call_guard<nb::gil_scoped_release> kUnlocked;
   m.doc() = "Attention kernels for CPUs.";
   m.def("paths", &isas, "Instruction sets this machine can run, best first.");
   m.def("path", [] { return std::string(kernels().name); }, "The instruction set in use.");
   m.def("use_path", &use_isa, "name"_a, "Use this instruction set from now on.");
   m.def("why_own_threads", &why_own_threads, "Why threads are started for each call; empty: they are OpenMP's.");
-  m.def("threads_running", &threads_running, "threads"_a, "How many threads take part if so many are asked for.");
+  m.def("threads_running", &threads_running, "threads"_a, "How many threads take part if so many are asked for.",
+        kUnlocked);
   m.def("foveal_tiles", &foveal_tiles, "layout"_a, "Tiles of a layout, which is checked.");
   m.def("exp2", &power_of_two, ARRAY("source"), ARRAY("target"), "The kernels' own 2^x.");
   m.def("foveal_select", &foveal_select, ARRAY("q"), ARRAY("k"), MAYBE("key_bias"), MAYBE("places"), "layout"_a,
-        "scale"_a, "threads"_a, ARRAY("chosen"));
+        "scale"_a, "threads"_a, ARRAY("chosen"), kUnlocked);
   m.def("foveal_attend", &foveal_attend, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), MAYBE("places"),
-        "layout"_a, "scale"_a, "threads"_a, MAYBE("chosen"), "select"_a, ARRAY("out"), ARRAY("lse"));
+        "layout"_a, "scale"_a, "threads"_a, MAYBE("chosen"), "select"_a, ARRAY("out"), ARRAY("lse"), kUnlocked);
   m.def("foveal_backward", &foveal_backward, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), MAYBE("places"),
         "layout"_a, "scale"_a, "threads"_a, ARRAY("chosen"), ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"),
-        ARRAY("q_grad"), ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"));
+        ARRAY("q_grad"), ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"), kUnlocked);
   m.def("block_attend", &block_attend, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("query_start"),
-        ARRAY("queries"), ARRAY("key_start"), ARRAY("keys"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"));
-  m.def("block_backward", &block_backward, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"),
-        ARRAY("query_start"), ARRAY("queries"), ARRAY("key_start"), ARRAY("keys"), "scale"_a, "threads"_a,
-        ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"), ARRAY("q_grad"), ARRAY("k_grad"), ARRAY("v_grad"),
-        MAYBE("bias_grad"));
+        ARRAY("queries"), ARRAY("key_start"), ARRAY("keys"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"),
+        kUnlocked);
+  m.def("block_backward", &block_backward, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("query_start"),
+        ARRAY("queries"), ARRAY("key_start"), ARRAY("keys"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"),
+        ARRAY("out_grad"), ARRAY("q_grad"), ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"), kUnlocked);
   m.def("gather_attend", &gather_attend, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("indices"),
-        MAYBE("counts"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"));
+        MAYBE("counts"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"), kUnlocked);
   m.def("gather_backward", &gather_backward, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("indices"),
         MAYBE("counts"), "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"), ARRAY("out_grad"), ARRAY("q_grad"),
-        ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"));
-  m.def("sparsifiner_select", &sparsifiner_select, ARRAY("coefficients"), ARRAY("basis"), "budget"_a,
-        "prefix"_a, "tau"_a, "top"_a, "threads"_a, ARRAY("indices"), ARRAY("counts"));
+        ARRAY("k_grad"), ARRAY("v_grad"), MAYBE("bias_grad"), kUnlocked);
+  m.def("sparsifiner_select", &sparsifiner_select, ARRAY("coefficients"), ARRAY("basis"), "budget"_a, "prefix"_a,
+        "tau"_a, "top"_a, "threads"_a, ARRAY("indices"), ARRAY("counts"), kUnlocked);
   m.def("sparsifiner", &sparsifiner, ARRAY("q"), ARRAY("k"), ARRAY("v"), MAYBE("key_bias"), ARRAY("coefficients"),
         ARRAY("basis"), MAYBE("tail_scores"), MAYBE("tail_values"), MAYBE("share"), "budget"_a, "prefix"_a, "tau"_a,
-        "top"_a, "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"));
+        "top"_a, "scale"_a, "threads"_a, ARRAY("out"), ARRAY("lse"), kUnlocked);
   m.def("merge", &merge, ARRAY("x"), ARRAY("keys"), MAYBE("importance"), MAYBE("sizes"), MAYBE("cells"),
         MAYBE("owners"), "plan"_a, "protect"_a, "threads"_a, ARRAY("out"), ARRAY("sizes_out"), ARRAY("cells_out"),
-        ARRAY("owners_out"));
+        ARRAY("owners_out"), kUnlocked);
 }

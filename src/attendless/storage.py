@@ -27,6 +27,11 @@ _STREAM = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<nu
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept: `$XDG_CACHE_HOME/attendless`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attendless"
+
+
 @contextlib.contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
     """Give a temporary path to write to; once that has gone well, `path` holds what was written there.

@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import json
 import math
-import os
 import subprocess
 import sys
 import time
@@ -30,7 +29,7 @@ import torch
 from .. import compiled
 from ..plugins import source_of
 from ..stamp import processor
-from ..storage import atomic
+from ..storage import atomic, cache_folder
 from .executor import Case, Executor, Probe, every_executor, samples
 
 _VERSION = 9
@@ -223,8 +222,7 @@ def _digest(threads: int, instructions: str | None) -> str:
 
 
 def _file(key: str) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "attendless" / f"costs-{key}.json"
+    return cache_folder() / f"costs-{key}.json"
 
 
 def _write(path: Path, lines: Mapping[str, Lines]) -> None:
