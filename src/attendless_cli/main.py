@@ -25,6 +25,7 @@ VERBS = {
     "eval": "measure accuracy, and agreement with the dense model, on a folder of images",
     "show": "draw what a model looks at in a picture",
     "tune": "search what to merge and attend with in each layer: answers kept, milliseconds saved",
+    "export": "write a model for ONNX Runtime, OpenVINO or torch.export, checked against PyTorch",
     "train": "train a model",
     "distill": "teach a model that attends less, or has fewer tokens, to answer as its teacher does",
     "compare": "train and measure attentions under identical conditions, with a report",

@@ -75,7 +75,8 @@ class Target(str):
 
 
 def target(kind: str) -> Callable[[str], Target]:
-    """The `type=` of an argument that names a file to write: of a `model`, `json`, a `picture` or a `page`.
+    """The `type=` of an argument that names a file to write: of a `model`, an `export`,
+    `json`, a `picture` or a `page`.
 
     As usual `-` is standard output.
     """

@@ -1,7 +1,7 @@
 """Whether an exported file computes what the PyTorch model computes.
 
 Both answer the same images, in batches of several sizes where the file takes any. An image's difference is the largest
-over its outputs, in units of max(1, the largest output). It must stay within `TOLERANCE`.
+over its outputs, as a share of the largest output. It must stay within `TOLERANCE`.
 
 Choosing keys or tokens is a step function: where two candidates are equal to within rounding, either may be taken, and
 the answers differ by more than rounding. So the PyTorch model is asked how steady it is: its input is moved by one part
@@ -130,7 +130,7 @@ def _apart(ours: Sequence[Tensor], theirs: Sequence[Tensor]) -> Tensor:
     for one, other in zip(ours, theirs, strict=True):
         if one.shape != other.shape:
             return torch.full_like(worst, torch.inf)
-        scale = other.abs().flatten(1).amax(1).clamp(min=1)
+        scale = other.abs().flatten(1).amax(1).clamp(min=1e-6)
         apart = (one - other).abs().flatten(1).amax(1) / scale
         worst = torch.maximum(worst, apart.nan_to_num(torch.inf))
     return worst

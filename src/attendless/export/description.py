@@ -101,7 +101,9 @@ def read(text: str | None, path: str | Path) -> Description:
         raise UserError(f"{str(path)!r} is of format {version}; this attendless reads up to {FORMAT}")
     known = {field.name for field in dataclasses.fields(Description)}
     try:
-        given = {key: tuple(x) if isinstance(x, list) else x for key, x in found.items() if key in known}
+        given: dict[str, Any] = {
+            key: tuple(x) if isinstance(x, list) else x for key, x in found.items() if key in known
+        }
         return _sound(Description(**given))
     except (TypeError, ValueError):
         raise UserError(f"{str(path)!r} is damaged: what it says of itself does not describe a model") from None

@@ -28,12 +28,14 @@ from ..convert.resize import resize
 from ..errors import UserError, unknown
 from ..measure.subject import converted, original
 from ..sizes import channels, input_size, parse_size
+from ..storage import sync
 from ..version import __version__
 from . import checks, int8, onnx, openvino, pt2, speed
 from .checks import Parity
 from .description import Description, describe
 from .features import outputs_of
 from .trace import KERNELS, STANDARD, traced
+from .translate import DOMAIN
 
 FORMATS: dict[str, ModuleType] = {"onnx": onnx, "openvino": openvino, "pt2": pt2}
 Say = Callable[[str], None]
@@ -102,13 +104,15 @@ def export(
         raise UserError(why)
     if isinstance(model, str | Path):
         name = name or str(model)
-        model = open_model(model, size=size, **opening)
+        opened: nn.Module = open_model(model, size=size, **opening)
     elif opening:
         raise UserError(f"{', '.join(opening)}: for a model that is opened by name; this one is in memory: convert it")
     elif size is not None and parse_size(size) != input_size(model):
         raise UserError(f"the model is made for {input_size(model)} images, not {parse_size(size)}: resize it first")
+    else:
+        opened = model
     job = _Job(how, batch, features, opset, kernels, progress)
-    return job.run(model.eval(), Path(out), name, int8, data, budget if measure else None)
+    return job.run(opened.eval(), Path(out), name, int8, data, budget if measure else None)
 
 
 def _format(out: str | Path, asked: str | None) -> str:
@@ -169,7 +173,7 @@ class _Job:
             if budget is not None:
                 timed = self.time(model, outputs, run, about, policy, folder, budget)
             operators = self.module.operators(file)
-            ours = any("attendless" in key for key in operators)
+            ours = any(key.startswith(f"{DOMAIN}.") for key in operators)
             report = {
                 "parity": dataclasses.asdict(parity),
                 "speed": None if timed is None else dataclasses.asdict(timed),
@@ -196,11 +200,11 @@ class _Job:
             raise UserError(f"the kernels cannot stand beside the model: {why}")
         return (STANDARD, (f"standard operators, not our kernels: {why}",)) if why else (KERNELS, ())
 
-    def write(self, model: nn.Module, file: Path, policy: str) -> None:
-        self.say("tracing the model")
+    def write(self, model: nn.Module, file: Path, policy: str, what: str = "the model") -> None:
+        self.say(f"tracing {what}")
         outputs = outputs_of(model, features=self.features)
-        program = traced(outputs, channels(model), input_size(model), self.batch, policy)
-        self.say(f"writing {self.format}")
+        program = traced(outputs, channels(model), input_size(model), self.batch, policy, fused=self.format == "pt2")
+        self.say(f"writing {what} for {self.format}")
         self.module.write(program, file, opset=self.opset)
 
     def time(
@@ -215,10 +219,9 @@ class _Job:
     ) -> speed.Speed:
         dense = None
         if converted(model):
-            self.say("exporting the dense model, to compare with")
             (folder / "dense").mkdir()
             file = folder / "dense" / f"dense{self.module.SUFFIX}"
-            self.write(_dense(model, about.size), file, policy)
+            self.write(_dense(model, about.size), file, policy, "the dense model, to compare with,")
             dense = self.module.open_raw(file)
 
         def eager(images: Tensor) -> tuple[Tensor, ...]:
@@ -263,15 +266,10 @@ def _put(files: list[Path], out: Path) -> list[Path]:
     place = Path(os.path.realpath(out)).parent
     targets = [place / file.name for file in files]
     for file in files:
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
+        sync(file)
     if len(files) > 1:
         targets[-1].unlink(missing_ok=True)
     for file, target in zip(files, targets, strict=True):
         file.replace(target)
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(place)
     return targets

@@ -8,7 +8,7 @@ Its operators are nodes of the domain `attendless`, read from ONNX files and fro
 
     FovealAttention       q, k, v [, key_bias] [, places]                                  layout, scale
     SparsifinerAttention  q, k, v, coefficients, basis [, tail_scores, tail_values, share] [, key_bias]
-                                                                                           budget, prefix, tau, top, scale
+                                                                                  budget, prefix, tau, top, scale
     BlockAttention        q, k, v, query_start, queries, key_start, keys [, key_bias]      scale
     GatherAttention       q, k, v, indices [, counts] [, key_bias]                         scale
     MergeTokens           x, keys [, importance] [, sizes] [, cells] [, owners]            plan, protect

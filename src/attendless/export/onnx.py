@@ -67,6 +67,14 @@ def stamp(path: Path, about: Description) -> None:
     seal(path)
 
 
+def rewrite(path: Path, change: Callable[[Any], object]) -> None:
+    """Change a file's graph in place."""
+    onnx = need("onnx", "onnx")
+    model = onnx.load(path)
+    change(model)
+    onnx.save(model, path)
+
+
 def operators(path: Path) -> dict[str, int]:
     """How often each operator stands in a file's graph, the commonest first."""
     model = need("onnx", "onnx").load(path, load_external_data=False)

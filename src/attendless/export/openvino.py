@@ -1,7 +1,7 @@
 """OpenVINO: IR (`.xml` and `.bin`), with attendless's kernels beside it where they can be built.
 
 core = openvino.Core()
-core.add_extension("attendless_openvino.so")     # only where the kernels are used
+core.add_extension("libattendless_openvino.so")  # only where the kernels are used
 model = core.compile_model("fast.xml", "CPU")
 """
 
@@ -19,10 +19,11 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ..errors import UserError
-from . import description, onnx
+from . import description, extension, onnx, packed
 from .description import KEY, Description
 from .packages import missing, need
 from .sealed import BLANK, check_seal, seal
+from .translate import DOMAIN
 
 SUFFIX = ".xml"
 Run = Callable[[Tensor], tuple[Tensor, ...]]
@@ -34,11 +35,7 @@ def unavailable() -> str:
 
 def kernels_unavailable() -> str:
     """Why the kernels cannot stand beside a model; empty if they can."""
-    try:
-        from . import extension
-    except ImportError:
-        return "this attendless has no OpenVINO extension"
-    return str(extension.available())
+    return extension.available()
 
 
 def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> None:
@@ -46,14 +43,14 @@ def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> 
     openvino = need("openvino", "openvino")
     between = path.with_suffix(".between.onnx")
     onnx.write(program, between, opset=opset)
-    ours = any(name.startswith("attendless.") for name in onnx.operators(between))
-    try:
-        model = openvino.convert_model(between, extension=[str(_library())] if ours else None)
-    finally:
-        between.unlink(missing_ok=True)
+    ours = any(name.startswith(f"{DOMAIN}.") for name in onnx.operators(between))
+    if ours:
+        onnx.rewrite(between, packed.pack)
+    model = openvino.convert_model(between, extension=[str(extension.path())] if ours else None)
+    between.unlink()
     openvino.save_model(model, path, compress_to_fp16=False)
     if ours:
-        shutil.copy2(_library(), path.parent / _library().name)
+        shutil.copy2(extension.path(), path.parent / extension.NAME)
 
 
 def stamp(path: Path, about: Description) -> None:
@@ -71,7 +68,8 @@ def stamp(path: Path, about: Description) -> None:
 
 def operators(path: Path) -> dict[str, int]:
     """How often each operator stands in a file's graph, the commonest first; constants and ends are none."""
-    found = Counter(node.get_type_name() for node in _core(path).read_model(path).get_ops())
+    kinds = (node.get_type_info() for node in read_with_kernels(path)[1].get_ops())
+    found = Counter(f"{DOMAIN}.{kind.name}" if kind.version_id == DOMAIN else kind.name for kind in kinds)
     return {name: count for name, count in found.most_common() if name not in ("Constant", "Parameter", "Result")}
 
 
@@ -108,17 +106,9 @@ def _core(path: Path) -> Any:
     """With the kernels, if the file asks for them: those of this installation, which are checked, before any library
     that lies beside a file."""
     core = need("openvino", "openvino").Core()
-    if b'version="attendless"' in path.read_bytes():
-        from . import extension
-
+    if f'version="{DOMAIN}"'.encode() in path.read_bytes():
         extension.add_to(core)
     return core
-
-
-def _library() -> Path:
-    from . import extension
-
-    return Path(extension.path())
 
 
 def _weights(path: Path) -> Path:

@@ -18,13 +18,16 @@ STANDARD, KERNELS = "torch", "native"
 
 
 def traced(
-    module: nn.Module, channels: int, size: tuple[int, int], batch: int | None, policy: str
+    module: nn.Module, channels: int, size: tuple[int, int], batch: int | None, policy: str, *, fused: bool = False
 ) -> torch.export.ExportedProgram:
-    """The graph of a module that takes images [batch, channels, *size]; batch None: any number."""
+    """The graph of a module that takes images [batch, channels, *size]; batch None: any number.
+
+    Unless PyTorch itself is to run it (`fused`), memory lies in it as plain attention leaves it, not as PyTorch's fused
+    kernel does.
+    """
     images = torch.zeros(2 if batch is None else batch, channels, *size)
     dynamic = ({0: torch.export.Dim("batch", min=1, max=65535)},) if batch is None else None
-    # In the fused kernel's place its formula: other graphs are made of that, and memory lies as it does there.
-    plain = sdpa_kernel(SDPBackend.MATH) if policy == STANDARD else contextlib.nullcontext()
+    plain = contextlib.nullcontext() if fused else sdpa_kernel(SDPBackend.MATH)
     with execution(policy), torch.no_grad(), plain, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of torch.export, about its own parts
         try:
