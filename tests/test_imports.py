@@ -10,8 +10,22 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 #: From the bottom up. A new part gets its line here; what may import what follows from where it stands.
 ORDER = (
-    *("version", "errors", "palette", "options", "storage", "sizes", "randomness", "plugins", "compiled", "stamp"),
+    *(
+        "version",
+        "errors",
+        "palette",
+        "options",
+        "storage",
+        "sizes",
+        "randomness",
+        "plugins",
+        "compiled",
+        "stamp",
+        "cluster",
+    ),
+    "cluster",
     *("data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "maps", "show", "export"),
+    *("predict", "serve", "hub"),
     *("compare", "papers"),
     *("__init__", "__main__"),
 )

@@ -23,6 +23,8 @@ VERBS = {
     "convert": "put another attention into a pretrained model, or merge its tokens, without training",
     "bench": "measure speed and memory against the dense model, on this machine",
     "eval": "measure accuracy, and agreement with the dense model, on a folder of images",
+    "predict": "say what is in pictures, from a model or an exported file, here or on a cluster",
+    "serve": "answer over HTTP what is in a picture, in batches",
     "show": "draw what a model looks at in a picture",
     "tune": "search what to merge and attend with in each layer: answers kept, milliseconds saved",
     "export": "write a model for ONNX Runtime, OpenVINO or torch.export, checked against PyTorch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import Any
 
 Size = tuple[int, int]
 BREAKEVEN = "where attending less cannot pay at this size: leave the layer full (default), or convert it anyway"
@@ -66,6 +67,29 @@ def threads(parser: argparse.ArgumentParser) -> None:
 def crop_pct(parser: argparse.ArgumentParser) -> None:
     text = "share of the resized image kept, more than 0 and at most 1 (default: the model's)"
     parser.add_argument("--crop-pct", metavar="P", type=share, help=text)
+
+
+def opening(parser: argparse.ArgumentParser) -> None:
+    """How a model is opened to answer: `opened` reads it."""
+    weights(parser)
+    attention(parser, many=False)
+    tokens(parser, many=False)
+    predictor(parser)
+    size(parser, many=False)
+    crop_pct(parser)
+    text = "what computes it: eager (default) or compile; of an exported file its ending says it"
+    parser.add_argument("--runtime", metavar="R", help=text)
+    threads(parser)
+
+
+def opened(args: argparse.Namespace, *, features: bool) -> Any:
+    """The words of `opening` as the library takes them."""
+    from attendless.plugins import plugin_files
+    from attendless.predict import Opening
+
+    given = ("model", "runtime", "weights", "pretrained", "size", "attention", "tokens", "predictor", "crop_pct")
+    found = {name: getattr(args, name) for name in (*given, "threads")}
+    return Opening(**found, features=features, plugins=tuple(plugin_files()))
 
 
 class Target(str):
