@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -20,7 +21,8 @@ def joined(address: str) -> Iterator[Any]:
         raise UserError("--ray needs Ray: pip install 'attendless[cluster]'") from None
     with _own_home():
         try:
-            ray.init(address=address, include_dashboard=False if address == "local" else None, log_to_driver=False)
+            dashboard = False if address == "local" else None
+            ray.init(address=address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise UserError(f"--ray {address}: no Ray cluster answers there: {error}") from None
         try:

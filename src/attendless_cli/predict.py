@@ -13,6 +13,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def _into_folder(args: argparse.Namespace, opening: Any, images: tuple[str, ...]
     from attendless.predict.onray import compute_on_ray
     from attendless.predict.shards import Plan, begin, compute_here, unreadable
 
+    images = tuple(map(os.path.abspath, images))
     plan = Plan(opening, images, args.topk, args.batch, args.shard)
     missing = begin(plan, args.out)
     left = sum(len(shard.images) for shard in missing)

@@ -152,10 +152,14 @@ def count(text: str) -> int:
     return _whole(text, 0)
 
 
-def _whole(text: str, least: int) -> int:
+def port(text: str) -> int:
+    return _whole(text, 0, 65535)
+
+
+def _whole(text: str, least: int, most: int = 999_999_999) -> int:
     good = text.isascii() and text.isdecimal() and len(text) < 10
-    if not good or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from {least} to 999999999")
+    if not good or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from {least} to {most}")
     return int(text)
 
 

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from timm.data import create_transform
 from torch import Tensor, nn
 
@@ -33,9 +35,27 @@ class Card:
     features: int
     random: bool
 
-    def preparation(self) -> Callable[[Any], Tensor]:
-        """timm's evaluation transform: a picture → [C, H, W]."""
-        return create_transform(**self.description.data_config(), is_training=False)
+    def preparation(self) -> Callable[[Image.Image], np.ndarray]:
+        """timm's evaluation transform as far as it works on pixels: a picture → [H, W, C], of bytes.
+
+        The rest, from bytes to what the model takes, is arithmetic on a whole batch and the predictor's: the threads
+        that prepare pictures then compute nothing in PyTorch, whose own threads would come on top of them.
+        """
+        config = self.description.data_config()
+        steps = create_transform(**config, is_training=False, normalize=False).transforms[:-1]
+        mode = {1: "L", 3: "RGB"}.get(self.description.channels)
+        if mode is None:
+            raise UserError(
+                f"{self.description.model} takes images of {self.description.channels} channels, not pictures"
+            )
+
+        def prepare(picture: Image.Image) -> np.ndarray:
+            for step in steps:
+                picture = step(picture)
+            pixels = np.asarray(picture.convert(mode))
+            return pixels.reshape(*pixels.shape[:2], self.description.channels)
+
+        return prepare
 
     def names(self) -> tuple[str, ...]:
         return names_of(self.description.class_names, self.scores)
@@ -97,7 +117,8 @@ class Predictor:
     def __init__(self, runner: Runner, *, features: bool = False, random: bool = False) -> None:
         self.runner = runner
         described = runner.description
-        first = self._rows(torch.zeros(1, described.channels, *described.size))
+        self.mean, self.std = (torch.tensor(value)[:, None, None] for value in (described.mean, described.std))
+        first = self(torch.zeros(1, *described.size, described.channels, dtype=torch.uint8))
         scores = 0 if described.features else described.classes
         if not scores and not (features or described.features):
             raise UserError(f"{described.model} has no classifier: --features gives what it computes instead")
@@ -105,8 +126,9 @@ class Predictor:
             raise UserError(f"{described.model} was exported to give answers, without features: export it for those")
         self.card = Card(described, runner.runtime, scores, first.shape[1] - scores, random)
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Images [B, C, H, W] → answers [B, scores + features]."""
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Prepared pictures [B, H, W, C] → answers [B, scores + features]."""
+        images = pixels.permute(0, 3, 1, 2).contiguous().float().div_(255).sub_(self.mean).div_(self.std)
         at_once = self.runner.batch or len(images)
         return torch.cat([self._rows(part) for part in images.split(at_once)])
 

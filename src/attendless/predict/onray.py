@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,11 +34,11 @@ def compute_on_ray(address: str, plan: Plan, shards: Sequence[Shard]) -> Iterato
     if not shards:
         return
     threads = plan.opening.threads or 1
-    opening = dataclasses.replace(plan.opening, threads=threads)
+    opening = _from_anywhere(dataclasses.replace(plan.opening, threads=threads))
     with joined(address) as ray:
         _quiet(ray.data.DataContext.get_current())
         places = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
-        rows = [{"path": shard.path, "images": list(shard.images)} for shard in shards]
+        rows = [{"path": os.path.abspath(shard.path), "images": list(shard.images)} for shard in shards]
         done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
             Worker,
             fn_constructor_args=(opening, plan.batch, plan.topk),
@@ -46,6 +47,13 @@ def compute_on_ray(address: str, plan: Plan, shards: Sequence[Shard]) -> Iterato
         )
         for row in done.iter_rows():
             yield int(row["images"])
+
+
+def _from_anywhere(opening: Opening) -> Opening:
+    """The same with its files named so that a process in another folder finds them."""
+    names = {name: getattr(opening, name) for name in ("model", "weights", "predictor")}
+    files = {name: os.path.abspath(path) for name, path in names.items() if path and os.path.exists(path)}
+    return dataclasses.replace(opening, **files)
 
 
 def _quiet(context: Any) -> None:

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from ..data.source import BadImage, load_image
 from ..stamp import cores
@@ -22,7 +22,7 @@ def predict(predictor: Predictor, images: Sequence[str], *, batch: int = 32, top
     """The answers of each batch, in the order of the files. One that cannot be read has an error in its answer."""
     prepare, names = predictor.card.preparation(), predictor.card.names()
 
-    def load(path: str) -> Tensor | str:
+    def load(path: str) -> np.ndarray | str:
         try:
             return prepare(load_image(path))
         except BadImage as error:
@@ -31,15 +31,15 @@ def predict(predictor: Predictor, images: Sequence[str], *, batch: int = 32, top
     for part, loaded in _ahead(load, images, batch):
         sound = [found for found in loaded if not isinstance(found, str)]
         good = [path for path, found in zip(part, loaded, strict=True) if not isinstance(found, str)]
-        rows = predictor(torch.stack(sound)) if sound else torch.empty(0, len(names))
+        rows = predictor(torch.from_numpy(np.stack(sound))) if sound else torch.empty(0, len(names))
         answers = iter(read_answers(rows, good, names, topk))
         each = zip(part, loaded, strict=True)
         yield [Answer(path, error=found) if isinstance(found, str) else next(answers) for path, found in each]
 
 
 def _ahead(
-    load: Callable[[str], Tensor | str], images: Sequence[str], batch: int
-) -> Iterator[tuple[Sequence[str], list[Tensor | str]]]:
+    load: Callable[[str], np.ndarray | str], images: Sequence[str], batch: int
+) -> Iterator[tuple[Sequence[str], list[np.ndarray | str]]]:
     """Each batch of names with what was loaded of it, while the next ones are being loaded."""
     with ThreadPoolExecutor(cores()) as pool:
         waiting: deque = deque()
