@@ -1,14 +1,14 @@
 """Does the server answer everything right, under load, with garbage among it and its workers killed, and how fast?
 
-    python benchmarks/serve.py MODEL DATA [--weights F] [--requests 10000] [--concurrent 16] [--garbage 0.01] [--kills 2]
-                               [--batch 8] [--threads 1] [--attention A] [--size S] [--json F]
+    python benchmarks/serve.py MODEL DATA [--weights F] [--requests 10000] [--concurrent 16] [--garbage 0.01]
+                               [--kills 2] [--batch 8] [--threads 1] [--attention A] [--size S] [--json F]
 
-A server is started on 127.0.0.1 and sent the pictures of DATA again and again. Every answer is compared with the model's
-own, computed here. Garbage is broken in ten ways, and each must be refused with a 4xx that says why. Workers are killed
-(SIGKILL) while requests are under way. The bare model, on pictures that are ready and with as many threads, is timed at
-several batches before and after; the best counts. Memory is that of the server and its worker. The exit code is 1 if an
-answer was wrong or missing, if memory grew by more than 5 %, or if the server reached less than 0.9 of the bare model
-(outside the seconds in which a killed worker was being replaced).
+A server is started on 127.0.0.1 and sent the pictures of DATA again and again. Every answer is compared with the
+model's own, computed here. Garbage is broken in ten ways, and each must be refused with a 4xx that says why. Workers
+are killed (SIGKILL) while requests are under way. The bare model, on pictures that are ready and with as many threads,
+is timed at several batches before and after; the best counts. Memory is that of the server and its worker. The exit
+code is 1 if an answer was wrong or missing, if memory grew by more than 5 %, or if the server reached less than 0.9 of
+the bare model (outside the seconds in which a killed worker was being replaced).
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ def report(args: argparse.Namespace, row: dict[str, Any]) -> None:
     print(f"images/s: {row['steady']:.2f} with its workers alive, {row['overall']:.2f} over all; bare model at batch "
           f"{row['bare_batch']}: {row['bare']:.2f}; ratio {row['ratio']:.3f} (goal {GOAL})")  # fmt: skip
     print(
-        f"latency ms: median {row['p50_ms']:.0f}, 99 % within {row['p99_ms']:.0f}; mean batch {row['mean_batch']:.2f}"
+        f"latency ms: median {row['p50_ms']:.0f}, 99 % within {row['p99_ms']:.0f}; mean batch {row['mean_batch']:.2f}; "
+        f"the model computed {100 * row['busy']:.0f} % of the time"
     )
     print(f"workers killed: {row['kills']}, started again: {row['restarts']:.0f}, after s: {row['replaced_after']}")
     print(f"memory MB: {row['memory_mb'][0]:.0f} after warming up, {row['memory_mb'][1]:.0f} at the end: "
@@ -116,8 +117,12 @@ class Load:
     def __init__(self, args: argparse.Namespace, bodies: list[bytes], expected: torch.Tensor) -> None:
         self.args, self.bodies, self.expected = args, bodies, expected
         self.rubbish = garbage(bodies[0])
-        every = round(1 / args.garbage) if args.garbage else 0
-        self.order = [-1 if every and n % every == every // 2 else n % len(bodies) for n in range(args.requests)]
+        every = round(1 / args.garbage) if args.garbage else args.requests + 1
+        #: For each request the picture's number, or minus the kind of garbage, from -1.
+        self.order = [
+            -1 - n // every % len(self.rubbish) if n % every == every // 2 else n % len(bodies)
+            for n in range(args.requests)
+        ]
         self.numbers = itertools.count()
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
@@ -179,6 +184,7 @@ class Load:
             "p50_ms": 1000 * ordered[len(ordered) // 2],
             "p99_ms": 1000 * ordered[len(ordered) * 99 // 100],
             "mean_batch": batches["sum"] / batches["count"],
+            "busy": value(measured, "attendless_model_seconds_sum") / (seconds - idle),
             "kills": self.args.kills,
             "restarts": value(measured, "attendless_worker_restarts_total"),
             "replaced_after": [round(end - start, 1) for start, end in self.gaps],
@@ -191,7 +197,7 @@ class Load:
         streams = None
         while (number := next(self.numbers)) < len(self.order):
             index = self.order[number]
-            method, path, head, body = self.rubbish[number % len(self.rubbish)] if index < 0 else (
+            method, path, head, body = self.rubbish[-1 - index] if index < 0 else (
                 "POST", "/predict?topk=5", "", self.bodies[index])  # fmt: skip
             began = time.perf_counter()
             try:

@@ -6,6 +6,7 @@ from .convert import convert, load, open_model, patch, save, unpatch
 from .convert import door as huggingface
 from .errors import UserError
 from .export import export
+from .hub import from_hub, push_to_hub
 from .maps import maps
 from .measure.bench import bench
 from .measure.contract import check
@@ -32,6 +33,7 @@ __all__ = [
     "create",
     "execution",
     "export",
+    "from_hub",
     "huggingface",
     "load",
     "load_plugin",
@@ -39,6 +41,7 @@ __all__ = [
     "open_model",
     "option",
     "patch",
+    "push_to_hub",
     "register",
     "register_executor",
     "save",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -45,6 +46,7 @@ def serve(
     listening = _listen(settings)
     address = f"http://{_host(settings.host)}:{listening.getsockname()[1]}"
     torch.set_num_threads(1)  # this process decodes in threads of its own; what computes are its workers
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what is wrong with a form, its sender is told
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # pictures too large are refused
     engine = Engine(opening, batch=settings.batch, wait_ms=settings.wait_ms, workers=settings.workers)
     with _stopping() as stop, contextlib.closing(listening):

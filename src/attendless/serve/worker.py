@@ -68,8 +68,8 @@ class Worker:
         try:
             if self.pipe.poll(patience):
                 return self.pipe.recv()
-        except (EOFError, OSError):
-            pass
+        except Exception:  # the pipe has ended, perhaps in the middle of a message
+            raise Lost from None
         raise Lost
 
 
