@@ -26,6 +26,8 @@ SOUND = {
     "convert": (MODEL, "--attention", "foveal:keep=0.5"),
     "bench": (MODEL, "--quick", "--budget", "0.01"),
     "eval": (MODEL, "--data", "loose", "--workers", "0"),
+    "predict": (MODEL, "loose"),
+    "serve": (MODEL, "--port", "0"),
     "tune": (MODEL, "--data", "loose", "--images", "2"),
     "show": ("pictures/cat/0.png", "--model", MODEL, "--out", "shown.png"),
     "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
@@ -37,25 +39,28 @@ SOUND = {
     "doctor": (),
 }
 ALL = tuple(VERBS)
-HOSTS = ("info", "convert", "bench", "eval", "tune", "train", "distill", "compare")
+HOSTS = ("info", "convert", "bench", "eval", "predict", "tune", "train", "distill", "compare")
 LOADING = tuple(verb for verb in HOSTS if verb != "compare")
-MEASURED = ("info", "convert", "bench", "eval", "tune")
-FIXED = ("info", "convert", "bench", "eval", "show", "train", "distill")
+MEASURED = ("info", "convert", "bench", "eval", "predict", "tune")
+FIXED = ("info", "convert", "bench", "eval", "predict", "show", "train", "distill")
 REDUCING = (*FIXED, "tune")
 CLOCKED = ("bench", "tune", "compare")
 LEARNING = ("train", "distill", "compare")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
-ATTENDING = ("info", "convert", "bench", "eval", "show", "train", "distill", "compare")
+ATTENDING = ("info", "convert", "bench", "eval", "predict", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
 EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
-THREADED = ("bench", "eval", "tune", "show", "train", "distill", "compare")
+THREADED = ("bench", "eval", "predict", "serve", "tune", "show", "train", "distill", "compare")
+BATCHED = ("bench", "eval", "predict", "serve")
+CROPPED = (*PICTURES, "show", "predict", "serve")
 
 
 @dataclasses.dataclass(frozen=True)
 class Bad:
     """A mistake: the words that make it, what the answer must name, and the verbs it can be made with.
 
-    `model` stands in the place of MODEL, `spec` of what attends; the other words follow the sound ones.
+    `model` stands in the place of MODEL, `spec` of what attends, `pictures` of what is looked at; the other
+    words follow the sound ones.
     """
 
     name: str
@@ -64,11 +69,14 @@ class Bad:
     words: tuple[str, ...] = ()
     model: str | None = None
     spec: str | None = None
+    pictures: str | None = None
 
     def command(self, verb: str) -> list[str]:
         sound = list(SOUND[verb])
         if self.model is not None:
             sound[0] = self.model
+        if self.pictures is not None:
+            sound[1] = self.pictures
         if self.spec is not None and verb == "check":
             sound[0] = self.spec
         elif self.spec is not None:
@@ -191,11 +199,11 @@ TABLE = [
     word("plug-in with another ending", "is not a Python file", ALL, "--plugin", "notes.txt"),
     # numbers
     *(word(f"threads {n}", "--threads", THREADED, "--threads", n) for n in ("0", "-1", "many", "9" * 5000)),
-    *(word(f"batch {n}", "batch", ("bench", "eval", *LEARNING), "--batch", n) for n in ("0", "-1", "1.5", "")),
+    *(word(f"batch {n}", "batch", (*BATCHED, *LEARNING), "--batch", n) for n in ("0", "-1", "1.5", "")),
     word("batch that no memory holds", "expected a batch of at most", ("bench",), "--batch", "100000000"),
     word("batch without pictures enough", "batch|few", LEARNING, "--batch", "100000000"),
     *(word(f"budget {n}", "budget", CLOCKED, "--budget", n) for n in ("0", "-1", "nan", "inf", "x")),
-    *(word(f"crop {n}", "crop", (*PICTURES, "show"), "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
+    *(word(f"crop {n}", "crop", CROPPED, "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
     *(word(f"limit {n}", "--limit", ("eval",), "--limit", n) for n in ("0", "-1", "x")),
     *(word(f"images {n}", "--images", ("tune",), "--images", n) for n in ("0", "x")),
     *(word(f"workers {n}", "workers", ("eval", *LEARNING), "--workers", n) for n in ("-5", "x")),
@@ -209,6 +217,25 @@ TABLE = [
     *(word(f"lr {n}", "lr", LEARNING, "--lr", n) for n in ("-1", "x", "nan", "inf")),
     *(word(f"patch {n}", "patch", ("compare",), "--patch", n) for n in ("0", "5", "x")),
     *(word(f"larger {n}", "larger", ("compare",), "--larger", n) for n in ("0", "x")),
+    *(word(f"topk {n}", "--topk", ("predict", "serve"), "--topk", n) for n in ("0", "-1", "x")),
+    *(word(f"shard {n}", "--shard", ("predict",), "--shard", n) for n in ("0", "x")),
+    *(word(f"port {n}", "--port", ("serve",), "--port", n) for n in ("-1", "65536", "http")),
+    *(word(f"wait-ms {n}", "--wait-ms", ("serve",), "--wait-ms", n) for n in ("-1", "nan", "x")),
+    *(word(f"max-mb {n}", "--max-mb", ("serve",), "--max-mb", n) for n in ("0", "-1", "inf", "x")),
+    *(word(f"max-megapixels {n}", "--max-megapixels", ("serve",), "--max-megapixels", n) for n in ("0", "x")),
+    *(word(f"queue {n}", "--queue", ("serve",), "--queue", n) for n in ("0", "x")),
+    *(word(f"processes {n}", "--workers", ("serve",), "--workers", n) for n in ("0", "x")),
+    # pictures to predict, and where their answers go
+    Bad("picture missing", "'none.jpg': no such image or folder", ("predict",), model=MODEL, pictures="none.jpg"),
+    Bad("picture without a name", "no such image|no images", ("predict",), pictures="nothing"),
+    word("answers into a file", "notes.txt", ("predict",), "--out", "notes.txt"),
+    word("answers among somebody's files", "no results of `predict`", ("predict",), "--out", "pictures"),
+    word("answers twice", "give one of the two", ("predict",), "--out", "answers", "--json", "answers.json"),
+    word("cluster without a folder", "--ray needs --out", ("predict",), "--ray", "local"),
+    word("runtime unknown", "unknown runtime 'onyx'. Did you mean 'onnx'", ("predict",), "--runtime", "onyx"),
+    word("runtime of another file", "is not an exported file", ("predict",), "--runtime", "onnx"),
+    model("exported file missing", "none.onnx", "'none.onnx': no such file", ("predict",)),
+    word("address that is not ours", "cannot listen at 192.0.2.1", ("serve",), "--host", "192.0.2.1"),
     # words
     word("layers backwards", "layers", ("convert",), "--layers", "5-2"),
     word("layers nonsense", "layers", ("convert",), "--layers", "first"),

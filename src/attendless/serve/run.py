@@ -98,10 +98,12 @@ def _listen(settings: Settings) -> socket.socket:
         family, kind, protocol, _, place = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        found = socket.socket(family, kind, protocol)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(place)
-        found.listen(1024)
+        with contextlib.ExitStack() as undo:
+            found = undo.enter_context(socket.socket(family, kind, protocol))
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(place)
+            found.listen(1024)
+            undo.pop_all()
     except OSError as error:
         raise UserError(f"cannot listen at {settings.host} port {settings.port}: {error.strerror or error}") from None
     return found
