@@ -22,6 +22,10 @@ from test_imports import ORDER, graph  # noqa: E402
 #: What each folder holds.
 WORDS = {
     "attendless_cli": ("one file per verb", "imports nothing heavy at the top"),
+    "hub": ("models on the Hub,", "with their card"),
+    "serve": ("answers over HTTP,", "in batches"),
+    "predict": ("pictures in, answers out;", "shards, a cluster"),
+    "export": ("ONNX, OpenVINO, pt2;", "whatever runs them"),
     "compare": ("contests under the same", "conditions, the report"),
     "papers": ("the papers' tables,", "counted again"),
     "show": ("figures: patterns,", "trade-offs"),
@@ -37,6 +41,7 @@ WORDS = {
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
 COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 2, "maps": 2}
+COLUMNS |= {"export": 2, "predict": 2, "serve": 2, "show": 1}
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20
 FILLS = {
     "attendless_cli": "#5b6770",
@@ -82,6 +87,9 @@ def draw() -> str:
     # What stands beside others goes as high as it can, next to those who use it.
     height["data"] = min(height[part] for part in edges if "data" in edges[part]) - 1
     edges["attendless_cli"] = {part for part in edges if not any(part in others for others in edges.values())}
+    for part in sorted(edges["attendless_cli"], key=lambda part: (height[part], part)):
+        if sum(at == top - 1 for at in height.values()) < 3:
+            height[part] = top - 1
     width = 3 * BOX + 2 * GAP_X + 2 * EDGE
 
     column: dict[str, int] = {}

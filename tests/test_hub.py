@@ -14,7 +14,8 @@ import timm
 import torch
 
 import attendless
-from attendless import hub
+from attendless.hub.card import card as make_card
+from attendless.hub.repository import FILE
 
 MODEL = "columnar_micro_patch4_32"
 ROW = {"attention": "foveal:keep=0.5", "size": [32, 32], "latency_ms": 1.234, "dense_latency_ms": 2.5, "speedup": 2.03}
@@ -47,7 +48,7 @@ def test_a_folder_gives_back_what_was_pushed(model: Any, tmp_path: Path, monkeyp
 
 def test_the_card_says_what_was_measured(model: Any) -> None:
     whole = {"stamp": attendless.stamp.stamp(), "rows": [ROW, {**ROW, "attention": "full", "top1": 70.9}]}
-    text = hub.card(model, "me/mine", whole, text="Trained on toys.", license="apache-2.0")
+    text = make_card(model, "me/mine", whole, text="Trained on toys.", license="apache-2.0")
     card = huggingface_hub.ModelCard(text)
     assert card.data.library_name == "attendless"
     assert card.data.license == "apache-2.0"
@@ -56,7 +57,7 @@ def test_the_card_says_what_was_measured(model: Any) -> None:
     assert "| full | 32 | 1.23 | 2.50 | 2.03× | 70.9 % |" in text
     assert text.count("torch") == 1, "the machine is named once"
     assert "peak MB" not in text, "a column nobody filled"
-    assert "## Measured" not in hub.card(model, "me/mine")
+    assert "## Measured" not in make_card(model, "me/mine")
 
 
 def test_what_is_sent(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,6 +101,6 @@ def test_a_name_that_is_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_folder_of_something_else(tmp_path: Path) -> None:
     with pytest.raises(attendless.UserError, match="no such file"):
         attendless.from_hub(tmp_path)
-    (tmp_path / hub.FILE).write_text(json.dumps({}))
+    (tmp_path / FILE).write_text(json.dumps({}))
     with pytest.raises(attendless.UserError, match="damaged or not a safetensors file"):
         attendless.from_hub(tmp_path)

@@ -52,7 +52,13 @@ def compiled_for(core: Any, model: Any, threads: int = 1) -> Any:
 
 
 def run(
-    core: Any, name: str, inputs: dict[str, Tensor | None], *, threads: int = 1, dynamic: bool = False, **attributes: Any
+    core: Any,
+    name: str,
+    inputs: dict[str, Tensor | None],
+    *,
+    threads: int = 1,
+    dynamic: bool = False,
+    **attributes: Any,
 ) -> list[Tensor]:
     there = {key: x.contiguous() for key, x in inputs.items() if x is not None}
     model = node_model(name, there, dynamic=dynamic, **attributes).SerializeToString()
@@ -99,7 +105,13 @@ def test_foveal(core: Any, case: native_cases.Case, way: tuple[str, bool]) -> No
 def test_sparsifiner(core: Any, case: test_native_sparsifiner.Case, way: tuple[str, bool]) -> None:
     t = case.tensors()
     heads = tuple(t.pop(key) for key in "qkv")
-    numbers = {"budget": case.budget, "prefix": case.prefix, "tau": 0.0, "top": 0, "scale": test_native_sparsifiner.SCALE}
+    numbers = {
+        "budget": case.budget,
+        "prefix": case.prefix,
+        "tau": 0.0,
+        "top": 0,
+        "scale": test_native_sparsifiner.SCALE,
+    }
     out = attend(core, "SparsifinerAttention", way, heads, t, threads=case.threads, **numbers)
     t |= dict(zip("qkv", heads, strict=True))
     lists = test_native_sparsifiner.as_lists(*test_native_sparsifiner.select(t, case))
