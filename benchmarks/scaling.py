@@ -4,9 +4,9 @@
                                  [--size 224 384] [--runtime eager onnx openvino] [--batch 1 8 32] [--images 100]
                                  [--budget 20] [--json F] [--markdown F]
 
-On one core: what a picture costs to decode and to prepare, and what the model costs at each batch; the contestants take
-turns and the median counts. An answer's bytes are those of a Parquet shard written here. The sum is checked against
-`predict` itself, by processor time. From there it is arithmetic (`cost`), printed as a Markdown table: core-hours for a
+With one thread, in processor time: what a picture costs to decode and to prepare, and what the model costs at each
+batch; the contestants take turns and the median counts. Waiting for a disk or a network is not in it. An answer's bytes are those of a Parquet shard written here. The sum is checked against
+`predict` itself. From there it is arithmetic (`cost`), printed as a Markdown table: core-hours for a
 million pictures, core-years for a billion, how many cores empty a network link of 10 Gbit/s, and how much faster it
 could be if the model took no time at all.
 """
@@ -148,7 +148,7 @@ def opened(args: argparse.Namespace, size: tuple[int, int], attention: str, runt
 
 
 def by_turns(calls: dict[Any, Callable[[], Any]], budget: float) -> dict[Any, float]:
-    """Milliseconds of each call, by turns, the median."""
+    """Milliseconds of processor time of each call, by turns."""
     times: dict[Any, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
@@ -156,9 +156,9 @@ def by_turns(calls: dict[Any, Callable[[], Any]], budget: float) -> dict[Any, fl
     while time.perf_counter() - began < budget or len(next(iter(times.values()))) < 3:
         for name, call in calls.items():
             for _ in range(10 if isinstance(name, str) else 1):  # pictures differ: more of them
-                start = time.perf_counter()
+                start = time.process_time()
                 call()
-                times[name].append(1000 * (time.perf_counter() - start))
+                times[name].append(1000 * (time.process_time() - start))
     # Decoding's mean is what many pictures cost; of the same work again and again the median is steadier.
     return {name: (statistics.mean if name == "decode" else statistics.median)(taken) for name, taken in times.items()}
 

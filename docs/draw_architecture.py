@@ -40,8 +40,9 @@ WORDS = {
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
-COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 2, "maps": 2}
-COLUMNS |= {"export": 2, "predict": 2, "serve": 2, "show": 1}
+COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 1, "maps": 2}
+COLUMNS |= {"hub": 2, "export": 3, "predict": 3, "serve": 3}
+ACROSS = 4
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20
 FILLS = {
     "attendless_cli": "#5b6770",
@@ -87,15 +88,13 @@ def draw() -> str:
     # What stands beside others goes as high as it can, next to those who use it.
     height["data"] = min(height[part] for part in edges if "data" in edges[part]) - 1
     edges["attendless_cli"] = {part for part in edges if not any(part in others for others in edges.values())}
-    for part in sorted(edges["attendless_cli"], key=lambda part: (height[part], part)):
-        if sum(at == top - 1 for at in height.values()) < 3:
-            height[part] = top - 1
-    width = 3 * BOX + 2 * GAP_X + 2 * EDGE
+    height |= dict.fromkeys(edges["attendless_cli"], top - 1)
+    width = ACROSS * BOX + (ACROSS - 1) * GAP_X + 2 * EDGE
 
     column: dict[str, int] = {}
     for part in edges:
         taken = {column[other] for other in column if height[other] == height[part]}
-        column[part] = min({0, 1, 2} - taken, key=lambda at: abs(at - COLUMNS.get(part, 1)))
+        column[part] = min(set(range(ACROSS)) - taken, key=lambda at: abs(at - COLUMNS.get(part, 1)))
 
     def place(part: str) -> tuple[int, int]:
         return EDGE + column[part] * (BOX + GAP_X), EDGE + (top - height[part]) * (HEIGHT + GAP_Y)

@@ -10,19 +10,7 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 #: From the bottom up. A new part gets its line here; what may import what follows from where it stands.
 ORDER = (
-    *(
-        "version",
-        "errors",
-        "palette",
-        "options",
-        "storage",
-        "sizes",
-        "randomness",
-        "plugins",
-        "compiled",
-        "stamp",
-        "cluster",
-    ),
+    *("version", "errors", "palette", "options", "storage", "sizes", "randomness", "plugins", "compiled", "stamp"),
     "cluster",
     *("data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "maps", "show", "export"),
     *("predict", "serve", "hub"),
