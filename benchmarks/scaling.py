@@ -5,10 +5,10 @@
                                  [--budget 20] [--json F] [--markdown F]
 
 With one thread, in processor time: what a picture costs to decode and to prepare, and what the model costs at each
-batch; the contestants take turns and the median counts. Waiting for a disk or a network is not in it. An answer's bytes are those of a Parquet shard written here. The sum is checked against
-`predict` itself. From there it is arithmetic (`cost`), printed as a Markdown table: core-hours for a
-million pictures, core-years for a billion, how many cores empty a network link of 10 Gbit/s, and how much faster it
-could be if the model took no time at all.
+batch; the contestants take turns and the median counts. Waiting for a disk or a network is not in it. An answer's bytes
+are those of a Parquet shard written here. The sum is checked against `predict` itself. From there it is arithmetic
+(`Cost`), printed as a Markdown table: core-hours for a million pictures, core-years for a billion, how many cores empty
+a network link of 10 Gbit/s, and how much faster it could be if the model took no time at all.
 """
 
 from __future__ import annotations

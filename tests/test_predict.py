@@ -149,6 +149,40 @@ def test_nan_is_no_answer(pictures: Path, saved: Path) -> None:
         list(predict(nothing, [str(pictures / "0.png")]))
 
 
+# Exported files ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "batch"), [("m.onnx", 4), ("m.onnx", None), ("m.xml", None), ("m.pt2", 1)])
+@pytest.mark.filterwarnings("ignore")  # the exporters' own
+def test_an_exported_file_answers_as_the_model_does(
+    pictures: Path, saved: Path, tmp_path: Path, name: str, batch: int | None
+) -> None:
+    for package in {"m.onnx": ("onnx", "onnxruntime"), "m.xml": ("openvino",)}.get(name, ()):
+        pytest.importorskip(package)
+    attendless.export(str(saved), tmp_path / name, batch=batch, measure=False)
+    files = find_pictures([pictures])
+    found = [answer for part in predict(Opening(str(tmp_path / name)).open(), files, batch=5) for answer in part]
+    plain = [answer for part in predict(Opening(str(saved)).open(), files) for answer in part]
+    assert [(one.image, one.classes, one.names) for one in found] == [(o.image, o.classes, o.names) for o in plain]
+    for one, other in zip(found, plain, strict=True):
+        assert one.probabilities == pytest.approx(other.probabilities, abs=1e-4)
+    with pytest.raises(attendless.UserError, match="without features"):
+        Opening(str(tmp_path / name), features=True).open()
+
+
+@pytest.mark.filterwarnings("ignore")  # the exporters' own
+def test_exported_features_are_averaged(pictures: Path, saved: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    attendless.export(str(saved), tmp_path / "maps.onnx", features=True, measure=False)
+    ((answer,),) = predict(Opening(str(tmp_path / "maps.onnx")).open(), [str(pictures / "0.png")])
+    model = attendless.load(saved)
+    image = preprocessing(model, (32, 32))(load_image(pictures / "0.png"))[None]
+    with torch.no_grad():
+        maps = model.forward_intermediates(image, indices=[-1], norm=True, intermediates_only=True)[-1]
+    assert answer.classes == ()
+    assert list(answer.features or ()) == pytest.approx(maps.mean((-2, -1))[0].tolist(), abs=1e-3)
+
+
 # The verb ------------------------------------------------------------------------------------------------------------
 
 
