@@ -105,6 +105,7 @@ def report(args: argparse.Namespace, row: dict[str, Any]) -> None:
         f"latency ms: median {row['p50_ms']:.0f}, 99 % within {row['p99_ms']:.0f}; mean batch {row['mean_batch']:.2f}; "
         f"the model computed {100 * row['busy']:.0f} % of the time"
     )
+    print(f"HTTP, decoding and preparing: {row['front_ms']:.2f} ms of processor time a request")
     print(f"workers killed: {row['kills']}, started again: {row['restarts']:.0f}, after s: {row['replaced_after']}")
     print(f"memory MB: {row['memory_mb'][0]:.0f} after warming up, {row['memory_mb'][1]:.0f} at the end: "
           f"{100 * row['growth']:+.1f} % (at most {100 * GROWTH:.0f} %)")  # fmt: skip
@@ -163,11 +164,11 @@ class Load:
         self.port = int(json.loads(ready.read_text())["rows"][0]["address"].rpartition(":")[2])
 
     async def load(self) -> dict[str, Any]:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), processor_time(self.server.pid)
         watch = [asyncio.create_task(self.watch_memory())]
         watch += [asyncio.create_task(self.kill((n + 1) / (self.args.kills + 1))) for n in range(self.args.kills)]
         await asyncio.gather(*(self.client() for _ in range(self.args.concurrent)))
-        seconds = time.perf_counter() - began
+        seconds, used = time.perf_counter() - began, processor_time(self.server.pid) - used
         await asyncio.gather(*watch)
         idle = sum(end - start for start, end in self.gaps)
         outside = [t for t in self.answered if not any(start <= t <= end for start, end in self.gaps)]
@@ -185,6 +186,7 @@ class Load:
             "p99_ms": 1000 * ordered[len(ordered) * 99 // 100],
             "mean_batch": batches["sum"] / batches["count"],
             "busy": value(measured, "attendless_model_seconds_sum") / (seconds - idle),
+            "front_ms": 1000 * used / len(self.order),
             "kills": self.args.kills,
             "restarts": value(measured, "attendless_worker_restarts_total"),
             "replaced_after": [round(end - start, 1) for start, end in self.gaps],
@@ -319,6 +321,12 @@ def command_line(pid: int) -> bytes:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
+
+
+def processor_time(pid: int) -> float:
+    """Seconds that a process itself has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def resident(pid: int) -> float:

@@ -3,6 +3,7 @@ and loses nobody's answer, and a stop finishes what was accepted."""
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -144,6 +145,7 @@ def test_a_killed_worker_is_replaced_and_loses_no_answer(engine: Engine, plain: 
     assert engine.processes() != [victim]
 
 
+@pytest.mark.slow
 def test_an_idle_worker_that_dies_is_replaced(engine: Engine) -> None:
     (victim,) = engine.processes()
     os.kill(victim, signal.SIGKILL)
@@ -160,7 +162,7 @@ def test_a_batch_that_no_worker_survives_is_given_up(engine: Engine, monkeypatch
     (line,) = engine.lines
     monkeypatch.setattr(line, "_restart", lambda: None)
     monkeypatch.setattr(line.worker, "answer", lambda places: (_ for _ in ()).throw(Lost))
-    with pytest.raises(Failed, match="died 3 times over this batch"):
+    with pytest.raises(Failed, match="3 times over this batch"):
         engine.submit(noise(1)[0]).result(60)
 
 
@@ -193,6 +195,31 @@ def test_slots_are_the_same_memory() -> None:
     one.close()
     with pytest.raises(FileNotFoundError):
         Slots(one.shape, one.name)
+
+
+def test_too_little_shared_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(attendless.UserError, match="MB of shared memory are needed"):
+        Slots(Shape(3, (400, 500, 3), 7))
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_opened_again_is_no_endless_wait(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file has gone, say: the batch is given up, and once the file is there again so are answers."""
+    opening = engine.opening
+    (victim,) = engine.processes()
+    monkeypatch.setattr(engine, "opening", dataclasses.replace(opening, model="nothing_like_it"))
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(Failed, match="could not be started, 3 times"):
+        engine.submit(noise(1)[0]).result(300)
+    assert engine.alive() == 0
+    monkeypatch.setattr(engine, "opening", opening)
+    deadline = time.monotonic() + 120
+    while not engine.alive() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert engine.submit(noise(1)[0]).result(120).isfinite().all()
 
 
 # Refusals ------------------------------------------------------------------------------------------------------------

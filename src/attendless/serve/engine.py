@@ -117,7 +117,7 @@ class _Line(threading.Thread):
 
     def __init__(self, engine: Engine, worker: Worker) -> None:
         super().__init__(name="attendless worker", daemon=True)
-        self.engine, self.worker, self.answering = engine, worker, True
+        self.engine, self.worker, self.answering, self.pause = engine, worker, True, 0.0
 
     def run(self) -> None:
         more = True
@@ -164,7 +164,7 @@ class _Line(threading.Thread):
                 continue
             self.engine.on_batch(len(jobs), time.perf_counter() - began)
             return wrong
-        return f"the model's process died {ATTEMPTS} times over this batch"
+        return f"the model's process died, or could not be started, {ATTEMPTS} times over this batch"
 
     def _settle(self, jobs: list[_Job], wrong: str | None) -> None:
         answers = self.engine.slots.answers[[job.place for job in jobs]]
@@ -179,16 +179,15 @@ class _Line(threading.Thread):
                 job.answer.set_result(answer)
 
     def _restart(self) -> None:
-        """Another worker in the place of one that died."""
-        self.answering, pause = False, 0.1
-        while True:
-            self.worker.end()
-            self.engine.on_restart()
-            self.worker = Worker(self.engine.opening)
-            with contextlib.suppress(Lost, UserError):
-                self.worker.card()
-                self.worker.use(self.engine.slots)
-                self.answering = True
-                return
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
+        """Try to put another worker in the place of one that died; one that cannot open the model is tried again later,
+        after a longer pause each time."""
+        self.answering = False
+        self.worker.end()
+        time.sleep(self.pause)
+        self.pause = min(2 * self.pause + 0.1, LONGEST_PAUSE)
+        self.engine.on_restart()
+        self.worker = Worker(self.engine.opening)
+        with contextlib.suppress(Lost, UserError):
+            self.worker.card()
+            self.worker.use(self.engine.slots)
+            self.answering, self.pause = True, 0.0

@@ -7,12 +7,16 @@ worker left half written is never read.
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ..errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +37,10 @@ class Shape:
         return self.count * self.numbers * 4
 
 
+#: Where Linux keeps it, and containers give little of it.
+PLACE = Path("/dev/shm")
+
+
 class Slots:
     """The places, as tensors over the same memory in every process. Whoever made them removes them."""
 
@@ -42,6 +50,8 @@ class Slots:
     def __init__(self, shape: Shape, name: str | None = None) -> None:
         size = shape.answer_bytes + shape.picture_bytes
         self.shape, self.made = shape, name is None
+        if self.made:
+            _check_room(size)
         self.memory = SharedMemory(name, create=self.made, size=size)
         buffer: Any = self.memory.buf
         whole = np.frombuffer(buffer, dtype=np.uint8, count=size)
@@ -58,3 +68,13 @@ class Slots:
         self.memory.close()
         if self.made:
             self.memory.unlink()
+
+
+def _check_room(size: int) -> None:
+    """Raise if there is too little shared memory: whoever wrote beyond it would be killed without a word."""
+    free = shutil.disk_usage(PLACE).free if PLACE.is_dir() else size
+    if free < size:
+        raise UserError(
+            f"{size / 1e6:.0f} MB of shared memory are needed and {PLACE} has {free / 1e6:.0f}: give a smaller "
+            "--batch, or the container more (docker run --shm-size)"
+        )
