@@ -6,6 +6,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -45,6 +46,7 @@ def serve(
 
     listening = _listen(settings)
     address = f"http://{_host(settings.host)}:{listening.getsockname()[1]}"
+    sys.setswitchinterval(0.001)  # a worker that has answered waits for no decoder to let go of the interpreter
     torch.set_num_threads(1)  # this process decodes in threads of its own; what computes are its workers
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what is wrong with a form, its sender is told
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # pictures too large are refused
