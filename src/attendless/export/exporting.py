@@ -115,6 +115,12 @@ def export(
     return job.run(opened.eval(), Path(out), name, int8, data, budget if measure else None)
 
 
+def write(model: nn.Module, file: Path, *, batch: int | None, format: str) -> None:
+    """Only write it: unchecked, and without a description."""
+    job = _Job(format, batch, False, None, None, lambda text: None)
+    job.write(model, file, job.policy()[0])
+
+
 def _format(out: str | Path, asked: str | None) -> str:
     endings = {module.SUFFIX: name for name, module in FORMATS.items()}
     if asked is not None and asked not in FORMATS:

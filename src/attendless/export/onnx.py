@@ -104,6 +104,9 @@ def _session(path: Path, threads: int | None) -> Any:
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # threads that wait would take others' time
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever is wrong in the file, each in a class of its own
