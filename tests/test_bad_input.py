@@ -29,6 +29,7 @@ SOUND = {
     "predict": (MODEL, "loose"),
     "serve": (MODEL, "--port", "0"),
     "tune": (MODEL, "--data", "loose", "--images", "2"),
+    "export": (MODEL, "--out", "fast.pt2", "--quick"),
     "show": ("pictures/cat/0.png", "--model", MODEL, "--out", "shown.png"),
     "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
     "distill": (MODEL, "--data", "pictures", "--out", "run", "--attention", "foveal", "--epochs", "1", "--batch", "2"),
@@ -39,19 +40,20 @@ SOUND = {
     "doctor": (),
 }
 ALL = tuple(VERBS)
-HOSTS = ("info", "convert", "bench", "eval", "predict", "tune", "train", "distill", "compare")
+HOSTS = ("info", "convert", "bench", "eval", "predict", "tune", "export", "train", "distill", "compare")
 LOADING = tuple(verb for verb in HOSTS if verb != "compare")
-MEASURED = ("info", "convert", "bench", "eval", "predict", "tune")
-FIXED = ("info", "convert", "bench", "eval", "predict", "show", "train", "distill")
+MEASURED = ("info", "convert", "bench", "eval", "predict", "tune", "export")
+FIXED = ("info", "convert", "bench", "eval", "predict", "export", "show", "train", "distill")
 REDUCING = (*FIXED, "tune")
-CLOCKED = ("bench", "tune", "compare")
+CLOCKED = ("bench", "tune", "export", "compare")
 LEARNING = ("train", "distill", "compare")
+BATCHED = ("bench", "eval", "predict", "serve", "export")
+PREDICTING = ("convert", "bench", "eval", "export", "distill")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
-ATTENDING = ("info", "convert", "bench", "eval", "predict", "show", "train", "distill", "compare")
+ATTENDING = ("info", "convert", "bench", "eval", "predict", "export", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
 EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
-THREADED = ("bench", "eval", "predict", "serve", "tune", "show", "train", "distill", "compare")
-BATCHED = ("bench", "eval", "predict", "serve")
+THREADED = ("bench", "eval", "predict", "serve", "tune", "export", "show", "train", "distill", "compare")
 CROPPED = (*PICTURES, "show", "predict", "serve")
 
 
@@ -174,6 +176,20 @@ TABLE = [
     word("tokens no number", "cannot be read", REDUCING, "--tokens", "tome:r=many"),
     word("tokens in a layer that is not there", "there is no layer", FIXED, "--tokens", "evit:at=77"),
     word("tokens for other layers", "expected 1, 2 or", FIXED, "--tokens", "tome:r=1/2/3/4/5/6/7"),
+    # exporting and runtimes
+    word("out of no format", "expected a name that ends in .onnx or .xml or .pt2", ("export",), "--out", "fast.h5"),
+    word("out of another format", "ends in .onnx (onnx)", ("export",), "--format", "onnx"),
+    word("format unknown", "invalid choice", ("export",), "--format", "tflite"),
+    word("out somebody's export", "--force", ("export",), "--out", "somebodys.onnx"),
+    word("dynamic unknown", "invalid choice", ("export",), "--dynamic", "size"),
+    word("int8 without images", "--data", ("export",), "--int8", "--out", "fast.onnx"),
+    word("int8 for pt2", "int8 is for onnx and openvino", ("export",), "--int8", "--data", "loose"),
+    *(word(f"opset {n}", "opset", ("export",), "--opset", n, "--out", "fast.onnx") for n in ("0", "x", "7", "99")),
+    word("opset for pt2", "opset", ("export",), "--opset", "18"),
+    *(word(f"exporting from data {n}", n, ("export",), "--data", n) for n in ("nowhere", "nothing", "notes.txt")),
+    word("exporting from broken pictures", "read", ("export",), "--data", "broken"),
+    word("runtime unknown", "unknown runtime 'onx'. Did you mean 'onnx'", ("bench",), "--runtime", "eager", "onx"),
+    word("runtimes and compile", "--compile and --runtime", ("bench",), "--compile", "--runtime", "eager"),
     # files to write
     word("json a folder", "is a folder", ALL, "--json", "pictures"),
     word("json under a file", "is not a folder", ALL, "--json", "notes.txt/x.json"),
@@ -240,12 +256,12 @@ TABLE = [
     word("layers backwards", "layers", ("convert",), "--layers", "5-2"),
     word("layers nonsense", "layers", ("convert",), "--layers", "first"),
     word("layers that are not there", "layer", ("convert",), "--layers", "99"),
-    word("below-breakeven", "--below-breakeven", ("convert", "bench"), "--below-breakeven", "maybe"),
-    word("predictor missing", "none.safetensors", ("convert", "bench", "eval", "distill"), "--predictor",
+    word("below-breakeven", "--below-breakeven", ("convert", "bench", "export"), "--below-breakeven", "maybe"),
+    word("predictor missing", "none.safetensors", PREDICTING, "--predictor",
          "none.safetensors", "--attention", "sparsifiner"),
-    word("predictor that is none", "is not a predictor", ("convert", "bench", "eval", "distill"), "--predictor",
+    word("predictor that is none", "is not a predictor", PREDICTING, "--predictor",
          "weights.safetensors", "--attention", "sparsifiner"),
-    word("predictor of another model", "layers", ("convert", "bench", "eval", "distill"), "--predictor",
+    word("predictor of another model", "layers", PREDICTING, "--predictor",
          "deit_tiny_patch16_224", "--attention", "sparsifiner"),
     word("recipe unknown", "qick", LEARNING, "--recipe", "qick"),
     word("recipe field unknown", "epoch", ("train", "compare"), "--recipe", "quick:epoch=1"),
@@ -300,6 +316,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(timm.create_model("resnet10t").state_dict(), root / "other.safetensors")
     (root / "evil.pt").write_bytes(pickle.dumps(Evil()))
     (root / "notes.txt").write_text("somebody's notes")
+    (root / "somebodys.onnx").write_bytes(b"a graph of somebody's")
     (root / "sound_plugin.py").write_text("")
     (root / "raising.py").write_text("1 / 0\n")
     (root / "leaving.py").write_text("raise SystemExit(0)\n")

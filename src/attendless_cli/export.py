@@ -45,6 +45,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--features", action="store_true", help="maps [B, C, h, w] in place of logits")
     parser.add_argument("--int8", action="store_true", help="linear layers in 8-bit integers, calibrated on --data")
     parser.add_argument("--data", metavar="DIR", help="images for --int8, and to compare on besides")
+    parser.add_argument("--limit", metavar="N", type=words.positive, help="measure --int8 on N of them (default: all)")
     parser.add_argument("--opset", metavar="N", type=words.positive, help="ONNX opset (default: 18)")
     parser.add_argument(
         "--standard", action="store_true", help="standard operators only, also where the runtime could have our kernels"
@@ -76,6 +77,7 @@ def run(args: argparse.Namespace) -> None:
             features=args.features,
             int8=args.int8,
             data=args.data,
+            limit=args.limit,
             kernels=False if args.standard else None,
             opset=args.opset,
             measure=not args.quick,

@@ -30,7 +30,8 @@ from ..measure.subject import converted, original
 from ..sizes import channels, input_size, parse_size
 from ..storage import sync
 from ..version import __version__
-from . import checks, int8, onnx, openvino, pt2, speed
+from . import checks, onnx, openvino, pt2, speed
+from . import int8 as quantising
 from .checks import Parity
 from .description import Description, describe
 from .features import outputs_of
@@ -51,7 +52,7 @@ class Exported:
     description: Description
     parity: Parity | None
     speed: speed.Speed | None
-    quality: int8.Quality | None
+    quality: quantising.Quality | None
     operators: Mapping[str, int]
     notes: tuple[str, ...]
 
@@ -83,6 +84,7 @@ def export(
     features: bool = False,
     int8: bool = False,
     data: str | Path | None = None,
+    limit: int | None = None,
     kernels: bool | None = None,
     opset: int | None = None,
     measure: bool = True,
@@ -96,12 +98,16 @@ def export(
     `model` is one in memory, or a MODEL for `open_model`, which gets `opening` (`attention`, `tokens`, `weights`, …).
     `batch` is how many images the file takes at once, None for any number. `kernels`: attendless's own (default: where
     the runtime can have them). `int8` quantises linear layers, calibrated on images of `data`; these also join the
-    check. Without `measure` nothing is timed. A file that does not compute what the model does raises `UserError`, and
-    nothing is written.
+    check, and accuracy is measured on `limit` of them (default: all). Without `measure` nothing is timed. A file that
+    does not compute what the model does raises `UserError`, and nothing is written.
     """
     how = _format(out, format)
     if why := FORMATS[how].unavailable():
         raise UserError(why)
+    if int8:
+        quantising.check(how, data)
+    if opset is not None:
+        onnx.check_opset(how, opset)
     if isinstance(model, str | Path):
         name = name or str(model)
         opened: nn.Module = open_model(model, size=size, **opening)
@@ -112,7 +118,13 @@ def export(
     else:
         opened = model
     job = _Job(how, batch, features, opset, kernels, progress)
-    return job.run(opened.eval(), Path(out), name, int8, data, budget if measure else None)
+    return job.run(opened.eval(), Path(out), name, int8, data, limit, budget if measure else None)
+
+
+def write(model: nn.Module, file: Path, *, batch: int | None, format: str) -> None:
+    """Only write it: unchecked, and without a description."""
+    job = _Job(format, batch, False, None, None, lambda text: None)
+    job.write(model, file, job.policy()[0])
 
 
 def _format(out: str | Path, asked: str | None) -> str:
@@ -149,11 +161,12 @@ class _Job:
         name: str | None,
         quantise: bool,
         data: str | Path | None,
+        limit: int | None,
         budget: float | None,
     ) -> Exported:
         about = describe(model, name=name, batch=self.batch, features=self.features)
         policy, notes = self.policy()
-        images = int8.images(model, about, data) if data is not None else None
+        images = quantising.images(model, about, data) if data is not None else None
         with _folder_beside(out) as folder:
             file = folder / out.name
             outputs = outputs_of(model, features=self.features)
@@ -162,13 +175,11 @@ class _Job:
             run = self.module.open_raw(file)
             parity = checks.compare(run, outputs, about, given=images)
             quality = None
-            if quantise:
+            if quantise and images is not None:
                 self.say("quantising it")
-                if images is None:
-                    raise UserError("int8 is calibrated on images: give some with --data (data=)")
-                int8.quantise(self.format, file, images, about)
+                quantising.quantise(self.format, file, images, about)
                 plain, run = run, self.module.open_raw(file)
-                quality = int8.quality(plain, run, model, about, data, self.say)
+                quality = quantising.quality(plain, run, model, about, data, limit, self.say)
             timed = None
             if budget is not None:
                 timed = self.time(model, outputs, run, about, policy, folder, budget)

@@ -50,6 +50,14 @@ class Quality:
         )
 
 
+def check(format: str, data: str | Path | None) -> None:
+    """Raise where nothing could be quantised."""
+    if format == "pt2":
+        raise UserError("int8 is for onnx and openvino: attendless knows no tool that does it for pt2")
+    if data is None:
+        raise UserError("int8 is calibrated on images: give some with --data (data=)")
+
+
 def images(model: nn.Module, about: Description, data: str | Path) -> Tensor:
     """Images of a data set, prepared as the model wants them."""
     transform = create_transform(**about.data_config(), is_training=False)
@@ -58,8 +66,6 @@ def images(model: nn.Module, about: Description, data: str | Path) -> Tensor:
 
 def quantise(format: str, path: Path, images: Tensor, about: Description) -> None:
     """Quantise a file in its place."""
-    if format == "pt2":
-        raise UserError("int8 is for onnx and openvino: PyTorch has no tool of its own for pt2 that does it on a CPU")
     {"onnx": _quantise_onnx, "openvino": _quantise_openvino}[format](path, list(_parts(images, about.batch)))
 
 
@@ -69,9 +75,10 @@ def quality(
     model: nn.Module,
     about: Description,
     data: str | Path | None,
+    limit: int | None,
     say: Callable[[str], None],
 ) -> Quality | None:
-    """Measure both on every image of `data`; nothing of features, which have no answers to count."""
+    """Measure both on the images of `data`; nothing of features, which have no answers to count."""
     if about.features or data is None:
         return None
     say("measuring accuracy")
@@ -84,7 +91,7 @@ def quality(
     transform = create_transform(**about.data_config(), is_training=False)
     batch = about.batch or 16
     runs: dict[str, nn.Module] = {name: _Answers(run, batch) for name, run in (("f32", plain), ("int8", quantised))}
-    found = evaluate(runs["f32"], runs, source, transform, labels=labels, batch=batch)
+    found = evaluate(runs["f32"], runs, source, transform, labels=labels, limit=limit, batch=batch)
     ours = found["int8"]
     return Quality(ours.images, ours.agreement, ours.top1, found["f32"].top1, ours.difference, ours.difference_ci)
 

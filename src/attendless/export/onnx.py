@@ -34,6 +34,15 @@ def unavailable() -> str:
     return missing("onnx", *WRITERS, *RUNNERS)
 
 
+def check_opset(format: str, opset: int) -> None:
+    """Raise unless a file of this format can be written with it."""
+    if format != "onnx":
+        raise UserError(f"--opset {opset}: {format} files have no ONNX opset; give --format onnx")
+    newest = need("onnx", "onnx").defs.onnx_opset_version()
+    if not OPSET <= opset <= newest:
+        raise UserError(f"--opset {opset}: expected one from {OPSET} to {newest}")
+
+
 def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> None:
     """Write a traced graph; operators of ours in it become nodes of the domain `attendless`."""
     need("onnx", *WRITERS)
@@ -104,6 +113,9 @@ def _session(path: Path, threads: int | None) -> Any:
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
+    options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # threads that wait would take others' time
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever is wrong in the file, each in a class of its own

@@ -29,7 +29,7 @@ def _pack_attention(graph: _Graph, node: Any) -> bool:
     if given[:3] != ["q", "k", "v"]:
         return False
     parts = [graph.part(name) for name in node.input[:3]]
-    sources = {part and part[0] for part in parts}
+    sources: Any = {part and part[0] for part in parts}
     readers = graph.readers(node.output[0])
     turned = len(readers) == 1 and _perm(readers[0]) == [0, 2, 1, 3]
     if len(sources) != 1 or None in sources or [part and part[1] for part in parts] != [0, 1, 2] or not turned:

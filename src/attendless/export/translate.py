@@ -28,7 +28,8 @@ _TENSORS = ["tensor(float)", "tensor(int32)", "tensor(int64)", "tensor(bool)"]
 def standard() -> dict[Any, Callable[..., Any]]:
     """What standard operators can say."""
     import onnxscript
-    from onnxscript import opset18 as op
+
+    op: Any = onnxscript.opset18
 
     def sort(self: Any, stable: bool = False, dim: int = -1, descending: bool = False) -> Any:
         size = op.Gather(op.Shape(self), op.Constant(value_ints=[dim]))
