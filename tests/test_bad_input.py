@@ -248,7 +248,7 @@ TABLE = [
     word("answers among somebody's files", "no results of `predict`", ("predict",), "--out", "pictures"),
     word("answers twice", "give one of the two", ("predict",), "--out", "answers", "--json", "answers.json"),
     word("cluster without a folder", "--ray needs --out", ("predict",), "--ray", "local"),
-    word("runtime to predict with unknown", "unknown runtime 'onyx'. Did you mean 'onnx'", ("predict",), "--runtime", "onyx"),
+    word("runtime to predict with unknown", "unknown runtime 'onyx'", ("predict",), "--runtime", "onyx"),
     word("runtime of another file", "is not an exported file", ("predict",), "--runtime", "onnx"),
     model("exported file missing", "none.onnx", "'none.onnx': no such file", ("predict",)),
     word("address that is not ours", "cannot listen at 192.0.2.1", ("serve",), "--host", "192.0.2.1"),
