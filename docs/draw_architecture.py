@@ -22,11 +22,15 @@ from test_imports import ORDER, graph  # noqa: E402
 #: What each folder holds.
 WORDS = {
     "attendless_cli": ("one file per verb", "imports nothing heavy at the top"),
+    "hub": ("models on the Hub,", "with their card"),
+    "serve": ("answers over HTTP,", "in batches"),
+    "predict": ("pictures in, answers out;", "shards, a cluster"),
     "compare": ("contests under the same", "conditions, the report"),
     "papers": ("the papers' tables,", "counted again"),
     "show": ("figures: patterns,", "trade-offs"),
     "train": ("loop, recipes, checkpoints,", "distillation"),
     "maps": ("what a layer of a model", "looks at"),
+    "export": ("ONNX, OpenVINO, pt2:", "written, checked, opened"),
     "measure": ("clock, memory, MACs,", "bench, eval, tune"),
     "convert": ("a pretrained model → the same", "attending less; files"),
     "backbones": ("hosts: columnar, pyramid;", "blocks that pass the context"),
@@ -36,7 +40,9 @@ WORDS = {
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
-COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 2, "maps": 2}
+COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 1, "maps": 2}
+COLUMNS |= {"hub": 2, "export": 3, "predict": 3, "serve": 3}
+ACROSS = 4
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20
 FILLS = {
     "attendless_cli": "#5b6770",
@@ -82,12 +88,13 @@ def draw() -> str:
     # What stands beside others goes as high as it can, next to those who use it.
     height["data"] = min(height[part] for part in edges if "data" in edges[part]) - 1
     edges["attendless_cli"] = {part for part in edges if not any(part in others for others in edges.values())}
-    width = 3 * BOX + 2 * GAP_X + 2 * EDGE
+    height |= dict.fromkeys(edges["attendless_cli"], top - 1)
+    width = ACROSS * BOX + (ACROSS - 1) * GAP_X + 2 * EDGE
 
     column: dict[str, int] = {}
     for part in edges:
         taken = {column[other] for other in column if height[other] == height[part]}
-        column[part] = min({0, 1, 2} - taken, key=lambda at: abs(at - COLUMNS.get(part, 1)))
+        column[part] = min(set(range(ACROSS)) - taken, key=lambda at: abs(at - COLUMNS.get(part, 1)))
 
     def place(part: str) -> tuple[int, int]:
         return EDGE + column[part] * (BOX + GAP_X), EDGE + (top - height[part]) * (HEIGHT + GAP_Y)

@@ -26,7 +26,10 @@ SOUND = {
     "convert": (MODEL, "--attention", "foveal:keep=0.5"),
     "bench": (MODEL, "--quick", "--budget", "0.01"),
     "eval": (MODEL, "--data", "loose", "--workers", "0"),
+    "predict": (MODEL, "loose"),
+    "serve": (MODEL, "--port", "0"),
     "tune": (MODEL, "--data", "loose", "--images", "2"),
+    "export": (MODEL, "--out", "fast.pt2", "--quick"),
     "show": ("pictures/cat/0.png", "--model", MODEL, "--out", "shown.png"),
     "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
     "distill": (MODEL, "--data", "pictures", "--out", "run", "--attention", "foveal", "--epochs", "1", "--batch", "2"),
@@ -37,25 +40,29 @@ SOUND = {
     "doctor": (),
 }
 ALL = tuple(VERBS)
-HOSTS = ("info", "convert", "bench", "eval", "tune", "train", "distill", "compare")
+HOSTS = ("info", "convert", "bench", "eval", "predict", "tune", "export", "train", "distill", "compare")
 LOADING = tuple(verb for verb in HOSTS if verb != "compare")
-MEASURED = ("info", "convert", "bench", "eval", "tune")
-FIXED = ("info", "convert", "bench", "eval", "show", "train", "distill")
+MEASURED = ("info", "convert", "bench", "eval", "predict", "tune", "export")
+FIXED = ("info", "convert", "bench", "eval", "predict", "export", "show", "train", "distill")
 REDUCING = (*FIXED, "tune")
-CLOCKED = ("bench", "tune", "compare")
+CLOCKED = ("bench", "tune", "export", "compare")
 LEARNING = ("train", "distill", "compare")
+BATCHED = ("bench", "eval", "predict", "serve", "export")
+PREDICTING = ("convert", "bench", "eval", "export", "distill")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
-ATTENDING = ("info", "convert", "bench", "eval", "show", "train", "distill", "compare")
+ATTENDING = ("info", "convert", "bench", "eval", "predict", "export", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
 EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
-THREADED = ("bench", "eval", "tune", "show", "train", "distill", "compare")
+THREADED = ("bench", "eval", "predict", "serve", "tune", "export", "show", "train", "distill", "compare")
+CROPPED = (*PICTURES, "show", "predict", "serve")
 
 
 @dataclasses.dataclass(frozen=True)
 class Bad:
     """A mistake: the words that make it, what the answer must name, and the verbs it can be made with.
 
-    `model` stands in the place of MODEL, `spec` of what attends; the other words follow the sound ones.
+    `model` stands in the place of MODEL, `spec` of what attends, `pictures` of what is looked at; the other
+    words follow the sound ones.
     """
 
     name: str
@@ -64,11 +71,14 @@ class Bad:
     words: tuple[str, ...] = ()
     model: str | None = None
     spec: str | None = None
+    pictures: str | None = None
 
     def command(self, verb: str) -> list[str]:
         sound = list(SOUND[verb])
         if self.model is not None:
             sound[0] = self.model
+        if self.pictures is not None:
+            sound[1] = self.pictures
         if self.spec is not None and verb == "check":
             sound[0] = self.spec
         elif self.spec is not None:
@@ -166,6 +176,20 @@ TABLE = [
     word("tokens no number", "cannot be read", REDUCING, "--tokens", "tome:r=many"),
     word("tokens in a layer that is not there", "there is no layer", FIXED, "--tokens", "evit:at=77"),
     word("tokens for other layers", "expected 1, 2 or", FIXED, "--tokens", "tome:r=1/2/3/4/5/6/7"),
+    # exporting and runtimes
+    word("out of no format", "expected a name that ends in .onnx or .xml or .pt2", ("export",), "--out", "fast.h5"),
+    word("out of another format", "ends in .onnx (onnx)", ("export",), "--format", "onnx"),
+    word("format unknown", "invalid choice", ("export",), "--format", "tflite"),
+    word("out somebody's export", "--force", ("export",), "--out", "somebodys.onnx"),
+    word("dynamic unknown", "invalid choice", ("export",), "--dynamic", "size"),
+    word("int8 without images", "--data", ("export",), "--int8", "--out", "fast.onnx"),
+    word("int8 for pt2", "int8 is for onnx and openvino", ("export",), "--int8", "--data", "loose"),
+    *(word(f"opset {n}", "opset", ("export",), "--opset", n, "--out", "fast.onnx") for n in ("0", "x", "7", "99")),
+    word("opset for pt2", "opset", ("export",), "--opset", "18"),
+    *(word(f"exporting from data {n}", n, ("export",), "--data", n) for n in ("nowhere", "nothing", "notes.txt")),
+    word("exporting from broken pictures", "read", ("export",), "--data", "broken"),
+    word("runtime unknown", "unknown runtime 'onx'. Did you mean 'onnx'", ("bench",), "--runtime", "eager", "onx"),
+    word("runtimes and compile", "--compile and --runtime", ("bench",), "--compile", "--runtime", "eager"),
     # files to write
     word("json a folder", "is a folder", ALL, "--json", "pictures"),
     word("json under a file", "is not a folder", ALL, "--json", "notes.txt/x.json"),
@@ -191,11 +215,11 @@ TABLE = [
     word("plug-in with another ending", "is not a Python file", ALL, "--plugin", "notes.txt"),
     # numbers
     *(word(f"threads {n}", "--threads", THREADED, "--threads", n) for n in ("0", "-1", "many", "9" * 5000)),
-    *(word(f"batch {n}", "batch", ("bench", "eval", *LEARNING), "--batch", n) for n in ("0", "-1", "1.5", "")),
+    *(word(f"batch {n}", "batch", (*BATCHED, *LEARNING), "--batch", n) for n in ("0", "-1", "1.5", "")),
     word("batch that no memory holds", "expected a batch of at most", ("bench",), "--batch", "100000000"),
     word("batch without pictures enough", "batch|few", LEARNING, "--batch", "100000000"),
     *(word(f"budget {n}", "budget", CLOCKED, "--budget", n) for n in ("0", "-1", "nan", "inf", "x")),
-    *(word(f"crop {n}", "crop", (*PICTURES, "show"), "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
+    *(word(f"crop {n}", "crop", CROPPED, "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
     *(word(f"limit {n}", "--limit", ("eval",), "--limit", n) for n in ("0", "-1", "x")),
     *(word(f"images {n}", "--images", ("tune",), "--images", n) for n in ("0", "x")),
     *(word(f"workers {n}", "workers", ("eval", *LEARNING), "--workers", n) for n in ("-5", "x")),
@@ -209,16 +233,35 @@ TABLE = [
     *(word(f"lr {n}", "lr", LEARNING, "--lr", n) for n in ("-1", "x", "nan", "inf")),
     *(word(f"patch {n}", "patch", ("compare",), "--patch", n) for n in ("0", "5", "x")),
     *(word(f"larger {n}", "larger", ("compare",), "--larger", n) for n in ("0", "x")),
+    *(word(f"topk {n}", "--topk", ("predict", "serve"), "--topk", n) for n in ("0", "-1", "x")),
+    *(word(f"shard {n}", "--shard", ("predict",), "--shard", n) for n in ("0", "x")),
+    *(word(f"port {n}", "--port", ("serve",), "--port", n) for n in ("-1", "65536", "http")),
+    *(word(f"wait-ms {n}", "--wait-ms", ("serve",), "--wait-ms", n) for n in ("-1", "nan", "x")),
+    *(word(f"max-mb {n}", "--max-mb", ("serve",), "--max-mb", n) for n in ("0", "-1", "inf", "x")),
+    *(word(f"max-megapixels {n}", "--max-megapixels", ("serve",), "--max-megapixels", n) for n in ("0", "x")),
+    *(word(f"queue {n}", "--queue", ("serve",), "--queue", n) for n in ("0", "x")),
+    *(word(f"processes {n}", "--workers", ("serve",), "--workers", n) for n in ("0", "x")),
+    # pictures to predict, and where their answers go
+    Bad("picture missing", "'none.jpg': no such image or folder", ("predict",), model=MODEL, pictures="none.jpg"),
+    Bad("picture without a name", "no such image|no images", ("predict",), pictures="nothing"),
+    word("answers into a file", "notes.txt", ("predict",), "--out", "notes.txt"),
+    word("answers among somebody's files", "no results of `predict`", ("predict",), "--out", "pictures"),
+    word("answers twice", "give one of the two", ("predict",), "--out", "answers", "--json", "answers.json"),
+    word("cluster without a folder", "--ray needs --out", ("predict",), "--ray", "local"),
+    word("runtime to predict with unknown", "unknown runtime 'onyx'", ("predict",), "--runtime", "onyx"),
+    word("runtime of another file", "is not an exported file", ("predict",), "--runtime", "onnx"),
+    model("exported file missing", "none.onnx", "'none.onnx': no such file", ("predict",)),
+    word("address that is not ours", "cannot listen at 192.0.2.1", ("serve",), "--host", "192.0.2.1"),
     # words
     word("layers backwards", "layers", ("convert",), "--layers", "5-2"),
     word("layers nonsense", "layers", ("convert",), "--layers", "first"),
     word("layers that are not there", "layer", ("convert",), "--layers", "99"),
-    word("below-breakeven", "--below-breakeven", ("convert", "bench"), "--below-breakeven", "maybe"),
-    word("predictor missing", "none.safetensors", ("convert", "bench", "eval", "distill"), "--predictor",
+    word("below-breakeven", "--below-breakeven", ("convert", "bench", "export"), "--below-breakeven", "maybe"),
+    word("predictor missing", "none.safetensors", PREDICTING, "--predictor",
          "none.safetensors", "--attention", "sparsifiner"),
-    word("predictor that is none", "is not a predictor", ("convert", "bench", "eval", "distill"), "--predictor",
+    word("predictor that is none", "is not a predictor", PREDICTING, "--predictor",
          "weights.safetensors", "--attention", "sparsifiner"),
-    word("predictor of another model", "layers", ("convert", "bench", "eval", "distill"), "--predictor",
+    word("predictor of another model", "layers", PREDICTING, "--predictor",
          "deit_tiny_patch16_224", "--attention", "sparsifiner"),
     word("recipe unknown", "qick", LEARNING, "--recipe", "qick"),
     word("recipe field unknown", "epoch", ("train", "compare"), "--recipe", "quick:epoch=1"),
@@ -273,6 +316,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(timm.create_model("resnet10t").state_dict(), root / "other.safetensors")
     (root / "evil.pt").write_bytes(pickle.dumps(Evil()))
     (root / "notes.txt").write_text("somebody's notes")
+    (root / "somebodys.onnx").write_bytes(b"a graph of somebody's")
     (root / "sound_plugin.py").write_text("")
     (root / "raising.py").write_text("1 / 0\n")
     (root / "leaving.py").write_text("raise SystemExit(0)\n")

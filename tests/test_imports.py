@@ -11,7 +11,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 #: From the bottom up. A new part gets its line here; what may import what follows from where it stands.
 ORDER = (
     *("version", "errors", "palette", "options", "storage", "sizes", "randomness", "plugins", "compiled", "stamp"),
-    *("data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "maps", "show", "export"),
+    *("cluster", "data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "dense", "maps"),
+    *("show", "explore", "export", "predict", "serve", "hub"),
     *("compare", "papers"),
     *("__init__", "__main__"),
 )

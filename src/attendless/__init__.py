@@ -5,6 +5,8 @@ from .backbones import Columnar, Pyramid
 from .convert import convert, load, open_model, patch, save, unpatch
 from .convert import door as huggingface
 from .errors import UserError
+from .export import export
+from .hub import from_hub, push_to_hub
 from .maps import maps
 from .measure.bench import bench
 from .measure.contract import check
@@ -30,6 +32,8 @@ __all__ = [
     "convert",
     "create",
     "execution",
+    "export",
+    "from_hub",
     "huggingface",
     "load",
     "load_plugin",
@@ -37,6 +41,7 @@ __all__ = [
     "open_model",
     "option",
     "patch",
+    "push_to_hub",
     "register",
     "register_executor",
     "save",

@@ -52,9 +52,9 @@ def atomic(path: str | Path) -> Iterator[Path]:
             temporary = _temporary(place.parent, place.name)
             yield temporary
             temporary.chmod(stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask())
-            _sync(temporary)
+            sync(temporary)
             temporary.replace(place)
-            _sync(place.parent)
+            sync(place.parent)
     except (OSError, SafetensorError) as error:
         raise _about(error, path, temporary) from None
     finally:
@@ -154,7 +154,8 @@ def read_described(path: str | Path, kind: str, otherwise: str) -> tuple[str, di
     return metadata[kind], tensors
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have what was written to a file, or which files are in a folder, on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

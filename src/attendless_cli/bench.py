@@ -8,6 +8,7 @@ examples:
   attendless bench deit_tiny_patch16_224 --attention full foveal:keep=0.1 --size 224 384 1024
   attendless bench deit_tiny_patch16_224 --tokens tome:r=8 --size 224 --threads 1
   attendless bench fast.safetensors --threads 1 --json bench.json
+  attendless bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384 --runtime eager compile onnx openvino
   attendless bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384 512 768 1024 --plot cost.png
 """
 
@@ -35,6 +36,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=breakeven)
     parser.add_argument("--compile", action="store_true", help="torch.compile every contestant, the dense one too")
     parser.add_argument(
+        "--runtime", metavar="R", nargs="+", default=[],
+        help="race every contestant, the dense one too, in each of these: eager, compile, onnx, openvino, pt2; latency "
+        "alone",
+    )  # fmt: skip
+    parser.add_argument(
         "--budget", metavar="S", type=words.above_zero, default=10.0,
         help="seconds of timing for each attention and size; warming up comes on top (default: 10)",
     )  # fmt: skip
@@ -55,13 +61,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
+    from attendless.errors import UserError
     from attendless.measure.bench import Conditions, bench_rows
     from attendless.measure.plot import plot, slopes
     from attendless.sizes import size_text
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    rest = not args.quick
+    if args.runtime and args.compile:
+        raise UserError("--compile and --runtime: give --runtime compile, among others")
+    rest = not args.quick and not args.runtime
     told: dict[tuple[int, int], str] = {}
 
     def cap(size: tuple[int, int], text: str) -> None:
@@ -69,9 +78,9 @@ def run(args: argparse.Namespace) -> None:
         if told.get(size) != text:
             print(f"cap at {size_text(size)} px: {text}", flush=True)
         if not told:
-            _print_estimate(
-                conditions.seconds((len(args.attention) or 1) * (len(args.tokens) or 1), len(args.size) or 1)
-            )
+            contestants = (len(args.attention) or 1) * (len(args.tokens) or 1)
+            contestants = (contestants + 1) * len(args.runtime) if args.runtime else contestants
+            _print_estimate(conditions.seconds(contestants, len(args.size) or 1))
         told[size] = text
 
     with output.steps() as say:
@@ -89,13 +98,19 @@ def run(args: argparse.Namespace) -> None:
         )
         opening = {"weights": args.weights, "pretrained": args.pretrained}
         opening |= {"below_breakeven": args.below_breakeven, "predictor": args.predictor}
+        opening |= {"tokens": args.tokens, "runtimes": args.runtime}
         rows: list[Measurement] = []
-        for row in bench_rows(args.model, args.attention, args.size, conditions, tokens=args.tokens, **opening):
+        failures: list[str] = []
+        for row in bench_rows(args.model, args.attention, args.size, conditions, failures=failures, **opening):
             cap(row.size, row.cap_text())
-            print(f"{row.label} at {size_text(row.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True)
+            if not args.runtime:  # where a row says little without the others
+                print(f"{row.label} at {size_text(row.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True)
             rows.append(row)
     print()
-    _print_rows(args.model, rows)
+    if args.runtime:
+        _print_runtimes(args.model, rows, failures)
+    else:
+        _print_rows(args.model, rows)
     if rest:
         _print_parts(rows)
     for panel, lines in slopes(rows).items():
@@ -143,6 +158,33 @@ def _print_rows(title: str, rows: list[Measurement]) -> None:
     )
 
 
+def _print_runtimes(title: str, rows: list[Measurement], failures: list[str]) -> None:
+    """Runtime × attention: what attending less gains in a runtime, and what both gain together."""
+    from attendless.sizes import size_text
+    from attendless.stamp import stamp_line
+
+    columns = ("runtime", "attention", "size", "tokens", "ms", "× dense there", "IQR", "× timm eager", "IQR")
+    table = [
+        (
+            row.runtime,
+            "dense (timm)" if row.path == "timm" else row.label,
+            size_text(row.size),
+            str(row.tokens or "–"),
+            f"{row.latency_ms:.1f}",
+            f"{row.speedup:.2f}",
+            f"{row.spread:.2f}",
+            _number(row.eager_speedup, 2),
+            _number(row.eager_spread, 2),
+        )
+        for row in rows
+    ]
+    notes = [f"left out: {failure}" for failure in failures]
+    notes += [note for row in rows for note in row.notes]
+    notes += ["× dense there: against timm's model in the same runtime; × timm eager: against it in eager PyTorch."]
+    note = "\n".join([*dict.fromkeys(notes), stamp_line(rows[0].stamp)])
+    output.print_table(f"{title} · batch {rows[0].batch}", columns, table, note=note)
+
+
 def _print_parts(rows: list[Measurement]) -> None:
     """The layer view: where the milliseconds go, the dense model's line above those it is compared with."""
     from attendless.measure.parts import PARTS
@@ -173,5 +215,5 @@ def _rate(rate: float | None, batch: int | None) -> str:
     return "–" if rate is None else f"{rate:.1f} at {batch}"
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
+def _number(value: float | None, digits: int = 1) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"

@@ -31,7 +31,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 TEXT = frozenset(
     {
         *("attention", "options", "why", "note", "executor", "value", "quantity", "source", "grid", "what it is"),
-        *("computed by", "result", "verdict", "range", "against dense", "reducer"),
+        *("computed by", "result", "verdict", "range", "against dense", "reducer", "runtime"),
     }
 )
 

@@ -14,7 +14,11 @@ from pathlib import Path
 from .words import Target
 
 #: Kind of target → the endings its name may have; the others may be called anything.
-ENDINGS = {"model": (".safetensors",), "picture": (".png", ".svg", ".pdf")}
+ENDINGS = {
+    "model": (".safetensors",),
+    "picture": (".png", ".svg", ".pdf"),
+    "export": (".onnx", ".xml", ".pt2"),
+}
 #: Kind of target, or a picture's ending → how a file begins that attendless may have written.
 BEGINNINGS = {
     "json": re.compile(rb'\s*\{\s*"stamp":'),
@@ -95,6 +99,8 @@ def _ours(target: Target) -> bool:
         return True
     if target.kind == "model":
         return "attendless" in metadata(target)
+    if target.kind == "export":  # it says so of itself, anywhere in it
+        return b"attendless" in Path(target).read_bytes()
     with open(target, "rb") as file:
         start = file.read(4096)
     return bool(BEGINNINGS[Path(target).suffix.lower() if target.kind == "picture" else target.kind].match(start))

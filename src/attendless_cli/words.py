@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from typing import Any
 
 Size = tuple[int, int]
 BREAKEVEN = "where attending less cannot pay at this size: leave the layer full (default), or convert it anyway"
@@ -68,6 +69,29 @@ def crop_pct(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--crop-pct", metavar="P", type=share, help=text)
 
 
+def opening(parser: argparse.ArgumentParser) -> None:
+    """How a model is opened to answer: `opened` reads it."""
+    weights(parser)
+    attention(parser, many=False)
+    tokens(parser, many=False)
+    predictor(parser)
+    size(parser, many=False)
+    crop_pct(parser)
+    text = "what computes it: eager (default) or compile; of an exported file its ending says it"
+    parser.add_argument("--runtime", metavar="R", help=text)
+    threads(parser)
+
+
+def opened(args: argparse.Namespace, *, features: bool) -> Any:
+    """The words of `opening` as the library takes them."""
+    from attendless.plugins import plugin_files
+    from attendless.predict import Opening
+
+    given = ("model", "runtime", "weights", "pretrained", "size", "attention", "tokens", "predictor", "crop_pct")
+    found = {name: getattr(args, name) for name in (*given, "threads")}
+    return Opening(**found, features=features, plugins=tuple(plugin_files()))
+
+
 class Target(str):
     """A file that a verb will write, and what kind of file it becomes: `main` looks at it before any work is done."""
 
@@ -75,7 +99,8 @@ class Target(str):
 
 
 def target(kind: str) -> Callable[[str], Target]:
-    """The `type=` of an argument that names a file to write: of a `model`, `json`, a `picture` or a `page`.
+    """The `type=` of an argument that names a file to write: of a `model`, an `export`,
+    `json`, a `picture` or a `page`.
 
     As usual `-` is standard output.
     """
@@ -131,10 +156,14 @@ def count(text: str) -> int:
     return _whole(text, 0)
 
 
-def _whole(text: str, least: int) -> int:
+def port(text: str) -> int:
+    return _whole(text, 0, 65535)
+
+
+def _whole(text: str, least: int, most: int = 999_999_999) -> int:
     good = text.isascii() and text.isdecimal() and len(text) < 10
-    if not good or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from {least} to 999999999")
+    if not good or not least <= int(text) <= most:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from {least} to {most}")
     return int(text)
 
 

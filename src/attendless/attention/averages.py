@@ -29,7 +29,7 @@ def on_tokens(rows: Tensor, grid: Grid) -> Tensor:
     """Rows [R, N] over the tokens of the whole grid → over those left, [B, 1, R, n]; as they are if none has left."""
     if grid.cells is None:
         return rows
-    images, P = len(grid.cells), grid.prefix
+    images, P = grid.cells.shape[0], grid.prefix
     means = grid.averaged(rows[:, P:].T.expand(images, -1, -1)).mT
     if grid.sizes is not None:
         means = means * grid.sizes[:, None].to(rows.dtype)

@@ -69,7 +69,7 @@ class Foveal(Attention):
         grid, bias = context.grid, context.grid.key_bias(q.dtype)
         places = grid.cells
         if grid.depth > 1:
-            places = canvas.places(grid.depth, grid.height, grid.width, q.device).expand(len(q), -1)
+            places = canvas.places(grid.depth, grid.height, grid.width, q.device).expand(q.shape[0], -1)
         out = operations.foveal(
             q, k, v, self.layout(grid), scale=self.scale, key_bias=bias, places=places, dropout=self.dropout
         )

@@ -152,7 +152,7 @@ class Less(Reduced):
 
     def arranged(self, scores: Tensor, grid: Grid) -> Tensor:
         """Scores as the layer before left them → as they stand here."""
-        shape = self.score_shape(len(scores), grid)
+        shape = self.score_shape(scores.shape[0], grid)
         if scores.shape == shape:
             return scores
         if reason := self.unreadable(tuple(scores.shape), grid):

@@ -71,7 +71,7 @@ class Grid:
         """The cell that each patch of tokens x [B, N, C] stands in, [B, n], reduced or not."""
         if self.cells is not None:
             return self.cells
-        return torch.arange(self.patches, device=x.device).expand(len(x), -1)
+        return torch.arange(self.patches, device=x.device).expand(x.shape[0], -1)
 
     def condensed(self) -> Grid:
         """A whole grid of about as many patches, for estimates: what a reduced one takes is not measured."""
@@ -88,7 +88,7 @@ class Grid:
         patches = x[:, self.prefix :]
         cells = self.height * self.width
         if self.owners is None:
-            owners = self.cells.new_full((len(x), cells), -1)
+            owners = self.cells.new_full((x.shape[0], cells), -1)
             owners = owners.scatter(
                 1, self.cells, torch.arange(patches.shape[1], device=x.device).expand_as(self.cells)
             )
@@ -106,8 +106,8 @@ class Grid:
             return x.gather(1, self.cells[..., None].expand(-1, -1, x.shape[2]))
         left = self.patches
         index = self.owners.where(self.owners >= 0, left)  # what nobody stands for goes where nobody looks
-        total = x.new_zeros(len(x), left + 1, x.shape[2]).scatter_add(1, index[..., None].expand_as(x), x)
-        count = x.new_zeros(len(x), left + 1).scatter_add(1, index, x.new_ones(index.shape))
+        total = x.new_zeros(x.shape[0], left + 1, x.shape[2]).scatter_add(1, index[..., None].expand_as(x), x)
+        count = x.new_zeros(x.shape[0], left + 1).scatter_add(1, index, x.new_ones(index.shape))
         return (total / count.clamp(min=1)[..., None])[:, :left]
 
     def balanced(self, x: Tensor) -> Tensor:

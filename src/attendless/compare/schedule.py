@@ -6,17 +6,16 @@ others there are.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 
+from ..cluster import joined
 from ..errors import UserError
 from ..stamp import cores
 from .run import Job, Outcome, run
@@ -84,46 +83,15 @@ def ray(address: str) -> Scheduler:
     """
 
     def schedule(jobs: Sequence[Job]) -> Iterator[Outcome]:
-        try:
-            import ray as cluster
-        except ImportError:
-            raise UserError("--ray needs Ray: pip install 'attendless[cluster]'") from None
         if not jobs:
             return
-        with _own_home():
-            try:
-                cluster.init(
-                    address=address, include_dashboard=False if address == "local" else None, log_to_driver=False
-                )
-            except (ConnectionError, ValueError, RuntimeError) as error:
-                raise UserError(f"--ray {address}: no Ray cluster answers there: {error}") from None
-            try:
-                task = cluster.remote(run)
-                # A run that loses its machine resumes on another.
-                needs = [{"num_cpus": j.threads, "num_gpus": int(accelerator(j.device) == "cuda")} for j in jobs]
-                pending = [
-                    task.options(max_retries=3, **need).remote(job) for job, need in zip(jobs, needs, strict=True)
-                ]
-                while pending:
-                    done, pending = cluster.wait(pending, num_returns=1)
-                    yield cluster.get(done[0])
-            finally:
-                cluster.shutdown()
+        with joined(address) as cluster:
+            task = cluster.remote(run)
+            # A run that loses its machine resumes on another.
+            needs = [{"num_cpus": j.threads, "num_gpus": int(accelerator(j.device) == "cuda")} for j in jobs]
+            pending = [task.options(max_retries=3, **need).remote(job) for job, need in zip(jobs, needs, strict=True)]
+            while pending:
+                done, pending = cluster.wait(pending, num_returns=1)
+                yield cluster.get(done[0])
 
     return schedule
-
-
-@contextlib.contextmanager
-def _own_home() -> Iterator[None]:
-    """Ray writes into the home folder and reports its use over the network; here it does neither."""
-    before = {name: os.environ.get(name) for name in ("HOME", "RAY_USAGE_STATS_ENABLED")}
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        os.environ.update(HOME=home, RAY_USAGE_STATS_ENABLED="0")
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                if value is None:
-                    del os.environ[name]
-                else:
-                    os.environ[name] = value

@@ -18,7 +18,7 @@ _PATIENCE = 5.0
 
 def create_pretrained(name: str, **arguments: Any) -> Any:
     """timm's model `name` with its pretrained weights."""
-    with _offline_if_unreachable():
+    with offline_if_unreachable():
         try:
             return timm.create_model(name, pretrained=True, **arguments)
         except UserError:
@@ -32,7 +32,7 @@ def create_pretrained(name: str, **arguments: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _offline_if_unreachable() -> Iterator[None]:
+def offline_if_unreachable() -> Iterator[None]:
     """Hugging Face's library tries again and again for the better part of a minute before it says that nobody answers,
     or looks at what it has kept. Asked to stay offline, it looks there at once."""
     try:

@@ -79,7 +79,7 @@ def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
     files: list[str] = []
     labels: list[int] = []
     for name in names:
-        here = _images(root / name, root)
+        here = images_below(root / name, root)
         if not here:
             raise UserError(f"folder {str(root / name)!r} holds no images, so it is no class. {expected(root)}")
         files += here
@@ -88,7 +88,7 @@ def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
 
 
 def _read_unlabelled(root: Path, folder: Path) -> Files:
-    files = _images(folder, root)
+    files = images_below(folder, root)
     if not files:
         raise UserError(f"no images in {str(root)!r}. {expected(root)}")
     return Files(str(root), files, (0,) * len(files))
@@ -117,7 +117,7 @@ def _directories(root: Path) -> list[str]:
     return [entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")]
 
 
-def _images(folder: Path, root: Path) -> tuple[str, ...]:
+def images_below(folder: Path, root: Path) -> tuple[str, ...]:
     """Every image file below `folder`, relative to `root`, in an order that does not depend on the file system."""
     found = []
     for place, _, names in os.walk(folder):

@@ -43,10 +43,15 @@ def load_image(path: str | Path) -> Image.Image:
         if not os.path.isfile(path):  # a pipe would wait for ever
             raise OSError("no such file" if not os.path.lexists(path) else "not a regular file")
         with Image.open(path) as image:
-            image.load()
-            return _rgb(_upright(image))
+            return upright_rgb(image)
     except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
         raise BadImage(f"cannot read image {str(path)!r}: {error or type(error).__name__}") from None
+
+
+def upright_rgb(image: Image.Image) -> Image.Image:
+    """The pixels of a file that Pillow has opened. Its decoders raise nearly everything on damaged files."""
+    image.load()
+    return _rgb(_upright(image))
 
 
 def _upright(image: Image.Image) -> Image.Image:

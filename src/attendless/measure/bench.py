@@ -24,11 +24,13 @@ from torch import nn
 from ..attention import Attention, Macs, cap
 from ..convert.slots import exchangeable
 from ..sizes import input_size, model_name, parse_size
+from .across import EAGER, Table, time_across
 from .cap import time_share
 from .macs import count
 from .row import Measurement
+from .runtime import find_runtimes
 from .subject import Subject, converted, described, named, original, resized, tokens_of
-from .timing import DENSE, Conditions, Timed, announced, time_all
+from .timing import Conditions, Timed, announced, time_all
 
 Size = int | tuple[int, int] | str
 _DEFAULT = Conditions()
@@ -40,14 +42,25 @@ def bench(
     *,
     size: Size | None = None,
     name: str | None = None,
+    runtimes: Sequence[str] = (),
     **settings: Any,
-) -> Measurement:
+) -> Any:
     """Measure `model` against the dense model `like`; without one, against the timm model it came from.
 
     `settings` are those of `Conditions`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`, `throughput` or
-    `parts` to leave one out. Print the result for a summary; `as_dict()` is its JSON.
+    `parts` to leave one out. Print the result, a `Measurement`, for a summary; `as_dict()` is its JSON.
+
+    With `runtimes`, such as `["eager", "compile", "onnx", "openvino"]`, both models race in each of them, and the
+    result is a list of measurements of latency, the dense models' among them; print it for a table.
     """
-    return bench_all([model], like, size=size, name=name, **settings)[0]
+    if not runtimes:
+        return bench_all([model], like, size=size, name=name, **settings)[0]
+    how = Conditions(**settings)
+    (sized,), dense, pixels = _sized([model], like, size)
+    with _threads(how.threads):
+        macs = announced(dense, pixels, how)
+        timed, failures = time_across([described(sized)], described(dense), pixels, how, macs, runtimes)
+        return Table([_row(result, name or model_name(model), how) for result in timed], failures)
 
 
 def bench_all(
@@ -60,13 +73,21 @@ def bench_all(
 ) -> list[Measurement]:
     """As `bench`, for several models that race together: their times belong to the same minutes of one machine."""
     how = Conditions(**settings)
-    dense = like if like is not None else original(models[0])
-    pixels = parse_size(size) if size is not None else input_size(models[0])
-    *sized, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (*models, dense))
+    sized, dense, pixels = _sized(models, like, size)
     with _threads(how.threads):
         macs = announced(dense, pixels, how)
         timed = time_all([described(model) for model in sized], described(dense), pixels, how, macs)
         return [_row(result, name or model_name(models[0]), how) for result in timed]
+
+
+def _sized(
+    models: Sequence[nn.Module], like: nn.Module | None, size: Size | None
+) -> tuple[list[nn.Module], nn.Module, tuple[int, int]]:
+    """The models and their dense one, all of one size, and that size."""
+    dense = like if like is not None else original(models[0])
+    pixels = parse_size(size) if size is not None else input_size(models[0])
+    *sized, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (*models, dense))
+    return sized, dense, pixels
 
 
 def bench_rows(
@@ -76,6 +97,8 @@ def bench_rows(
     how: Conditions = _DEFAULT,
     *,
     tokens: Sequence[str] = (),
+    runtimes: Sequence[str] = (),
+    failures: list[str] | None = None,
     **opening: Any,
 ) -> Iterator[Measurement]:
     """One row for every size, attention and token reducer of a model opened by name (or file); `opening` goes to
@@ -84,7 +107,11 @@ def bench_rows(
     The contestants of one size race together, against one dense model, and their rows come as soon as they are known.
     Attentions of which the same remains, since their layers were left full, are one contestant. Without attentions a
     model is measured as it is, and timm's `VisionTransformer` with `full` in our host.
+
+    With `runtimes` there is a row for each of them and each contestant, the dense model among them; who cannot run
+    where is told in `failures`.
     """
+    find_runtimes(runtimes)
     if Path(model).is_file():
         opening |= {"below_breakeven": "keep"}
     waiting: list[Timed] = []
@@ -99,7 +126,13 @@ def bench_rows(
                 for text in asked
                 for left in tokens or (None,)
             ]
-            timed = _time_once(subjects, dense, how, macs)
+            if runtimes:
+                different = [*{subject.label: subject for subject in subjects}.values()]
+                timed, told = time_across(different, dense, input_size(dense.model), how, macs, runtimes)
+                failures = [] if failures is None else failures
+                failures += told
+            else:
+                timed = _time_once(subjects, dense, how, macs)
             if how.compile and macs is None:  # counted by running, which must come after all timing
                 waiting += timed
             else:
@@ -129,7 +162,8 @@ def _time_once(subjects: Sequence[Subject], dense: Subject, how: Conditions, mac
 def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
     model: Any = timed.subject.model
     left = timed.subject.left()
-    compared = timed.race.compare(timed.place, DENSE)
+    compared = timed.race.compare(timed.place, timed.against)
+    first = timed.race.compare(timed.place, EAGER) if EAGER in timed.race.seconds else None
     dense_macs = timed.dense_macs or count(timed.dense, timed.size)
     path, reason = _path(model, how.batch)
     alone, dense = timed.alone, timed.dense_alone
@@ -147,7 +181,7 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
         params=sum(parameter.numel() for parameter in model.parameters()),
         macs=count(model, timed.size),
         latency_ms=1e3 * timed.race.median(timed.place),
-        dense_latency_ms=1e3 * timed.race.median(DENSE),
+        dense_latency_ms=1e3 * timed.race.median(timed.against),
         speedup=compared.ratio,
         spread=compared.spread,
         quartiles=compared.quartiles,
@@ -174,6 +208,10 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
         notes=tuple(filter(None, (*timed.subject.notes, alone.note, dense.note, _untested(timed.stamp)))),
         seed=how.seed,
         stamp=timed.stamp,
+        runtime="compile" if how.compile else timed.runtime,
+        eager_latency_ms=1e3 * timed.race.median(EAGER) if first else None,
+        eager_speedup=first.ratio if first else None,
+        eager_spread=first.spread if first else None,
     )
 
 

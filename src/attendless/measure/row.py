@@ -64,6 +64,11 @@ class Measurement:
     whole_ms: float | None = None
     dense_whole_ms: float | None = None
     notes: tuple[str, ...] = ()
+    #: What ran both models; and, where several runtimes raced, how both compare with timm's model in eager PyTorch.
+    runtime: str = "eager"
+    eager_latency_ms: float | None = None
+    eager_speedup: float | None = None
+    eager_spread: float | None = None
 
     @property
     def label(self) -> str:

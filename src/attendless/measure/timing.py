@@ -85,6 +85,9 @@ class Timed:
     alone: Alone
     dense_alone: Alone
     stamp: dict[str, Any]
+    #: The dense model's place, and the runtime both are in.
+    against: str = DENSE
+    runtime: str = "eager"
 
 
 def announced(dense: nn.Module, size: tuple[int, int], how: Conditions) -> Macs | None:
@@ -108,12 +111,12 @@ def time_all(
             how.progress(f"memory of {_label(place, subject)} {where}")
             memories[place] = _memory(subject, size, how)
     models = {place: subject.model for place, subject in places.items()}
-    with _evaluating(models.values()), torch.inference_mode(), told_if_full(size, how.batch):
+    with evaluating(models.values()), torch.inference_mode(), told_if_full(size, how.batch):
         how.progress(f"timing {len(models)} models {where}")
         images = images_for(dense.model, size, how.batch)
         calls = {place: _call(model, images, how) for place, model in models.items()}
         for place, call in calls.items():
-            _check_answer(call(), f"{_label(place, places[place])} {where}")
+            check_answer(call(), f"{_label(place, places[place])} {where}")
         device = next(dense.model.parameters()).device
         timer = device_timer(device)
         raced = race(calls, timer=timer, budget=how.budget * len(subjects), seed=how.seed)
@@ -192,7 +195,7 @@ def by_formula(dense: nn.Module, size: tuple[int, int]) -> Macs | None:
     return None if counted is None else count(counted, size)
 
 
-def _check_answer(answer: Any, whose: str) -> None:
+def check_answer(answer: Any, whose: str) -> None:
     """A model whose answers are no numbers may be quick, but there is nothing to be quick for."""
     leaves = (leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor))
     check_finite((("its output", leaf) for leaf in leaves), f"{whose} cannot be measured")
@@ -203,7 +206,8 @@ def _label(place: str, subject: Subject) -> str:
 
 
 @contextlib.contextmanager
-def _evaluating(models: Any) -> Iterator[None]:
+def evaluating(models: Any) -> Iterator[None]:
+    """Models in evaluation mode for a while."""
     modes = [(model, model.training) for model in models]
     try:
         for model, _ in modes:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .ops import block_lists
+from .ops import block_arrays
 from .patterns import Pattern
 
 #: Rows share a product while the shortest list has at least this share of the longest one's keys.
@@ -87,7 +87,7 @@ def fresh_plan(pattern: Pattern, heads: int) -> Plan:
 
 @lru_cache(maxsize=256)
 def _listed(pattern: Pattern, heads: int) -> tuple[list[np.ndarray], int]:
-    return [numbers.numpy() for numbers in block_lists(pattern)], pattern.edges(heads)
+    return block_arrays(pattern), pattern.edges(heads)
 
 
 @lru_cache(maxsize=256)

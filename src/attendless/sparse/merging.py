@@ -97,11 +97,11 @@ def merge(
     P, n = plan.prefix, plan.patches
     keys = keys if keys.ndim == 3 else keys.mean(1)
     if cells is None:
-        cells = torch.arange(n, device=x.device).expand(len(x), n)
+        cells = torch.arange(n, device=x.device).expand(x.shape[0], n)
     index = match(keys[:, P:], plan, None if importance is None else importance[:, P:], cells)
     merged, total = join(x[:, P:], index, plan.left, sizes)
     # b comes last: it stays where it is, whoever joins it.
-    places = cells.new_empty(len(x), plan.left)
+    places = cells.new_empty(x.shape[0], plan.left)
     places = places.scatter(1, index[:, 1::2], cells[:, 1::2]).scatter(1, index[:, ::2], cells[:, ::2])
     moved = reowned(index, cells, owners, plan.cells)
     return Merged(torch.cat([x[:, :P], merged], dim=1), total, places, moved)
@@ -144,16 +144,16 @@ def join(x: Tensor, index: Tensor, left: int, sizes: Tensor | None) -> tuple[Ten
     """Patches x [B, n, C] that go to `index` [B, n] → their means [B, left, C] by what they stand for, and the sums of
     that [B, left]."""
     weight = x.new_ones(x.shape[:2]) if sizes is None else sizes.to(x.dtype)
-    total = x.new_zeros(len(x), left).scatter_add(1, index, weight)
+    total = x.new_zeros(x.shape[0], left).scatter_add(1, index, weight)
     wide = index[..., None].expand_as(x)
-    summed = x.new_zeros(len(x), left, x.shape[2]).scatter_add(1, wide, x * weight[..., None])
+    summed = x.new_zeros(x.shape[0], left, x.shape[2]).scatter_add(1, wide, x * weight[..., None])
     return summed / total[..., None], total
 
 
 def reowned(index: Tensor, cells: Tensor, owners: Tensor | None, count: int) -> Tensor:
     """Who stands for each of the grid's `count` cells once patch i has become index[:, i] (−1: it is gone)."""
     if owners is None:
-        owners = cells.new_full((len(cells), count), -1)
+        owners = cells.new_full((cells.shape[0], count), -1)
         owners = owners.scatter(1, cells, torch.arange(cells.shape[1], device=cells.device).expand_as(cells))
     return torch.where(owners < 0, -1, index.gather(1, owners.clamp(min=0)))
 

@@ -58,7 +58,7 @@ def foveal(
 
 def block(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
     """Each query attends to the keys its pattern shows it."""
-    if torch.compiler.is_compiling():  # a graph would keep the lists of every layer as constants of its own
+    if dispatch.compiling():  # a graph would keep the lists of every layer as constants of its own
         return blocks.attend(q, k, v, plan, scale=scale, dropout=dropout)
     return dispatch.run(case_of("block", plan, q, dropout), q, k, v, scale=scale)
 

@@ -152,11 +152,16 @@ def block_lists(pattern: Pattern) -> list[Tensor]:
 
     Each block of queries is a tile; its keys are listed token by token, for all heads or head by head.
     """
+    return [torch.from_numpy(array) for array in block_arrays(pattern)]
+
+
+def block_arrays(pattern: Pattern) -> list[np.ndarray]:
+    """The same as arrays, which no tracer sees."""
     blocks = pattern.blocks
     key_start = np.concatenate([[0], np.cumsum(pattern.sees @ blocks.sizes)])
     tokens = [blocks.order[np.repeat(row, blocks.sizes)] for row in pattern.sees.reshape(-1, len(blocks))]
     arrays = (blocks.starts, blocks.order, key_start, np.concatenate(tokens))
-    return [torch.from_numpy(array.astype(np.int32)) for array in arrays]
+    return [array.astype(np.int32) for array in arrays]
 
 
 _define("block_attend", f"({_QKV}, {_BLOCK}) -> (Tensor, Tensor)", native.block_attend, _results)

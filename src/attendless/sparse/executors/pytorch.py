@@ -1,6 +1,7 @@
 """Plain PyTorch: the definitions themselves, on every device, with every type, with dropout and all gradients.
 
 Foveal attention and Sparsifiner compute dense products and mask them; block patterns gather keys and batch products.
+In a graph for other runtimes foveal attention gathers its keys, too: there is no kernel there that would do it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import blocks, foveal, full, gather, merging, topk
+from .. import blocks, foveal, foveal_gathered, full, gather, merging, topk
 from ..basis import Rest
 from ..executor import Case, Executor, register_executor
 from ..merging import Merged
@@ -39,6 +40,9 @@ class FovealInTorch(Executor):
         return case.batch * case.dim * (layout.tiles * layout.cells + 2 * layout.tokens * keys + first_order)
 
     def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **where: Tensor | None) -> Tensor:
+        whole = all(value is None for value in where.values())
+        if torch.compiler.is_exporting() and whole and foveal_gathered.pays(case.plan):
+            return foveal_gathered.attend(q, k, v, case.plan, scale=scale)
         chosen = self.select(q, k, case.plan, scale=scale, **where)
         return foveal.attend(q, k, v, chosen, case.plan, scale=scale, dropout=case.dropout, **where)
 

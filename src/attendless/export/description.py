@@ -1,0 +1,122 @@
+"""What an exported file says of itself, as JSON in whatever place its format has for it: enough to feed it images and
+to read its answers, with nothing but the file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from timm.data import resolve_model_data_config
+from torch import nn
+
+from ..data.labels import class_names
+from ..errors import UserError
+from ..measure.subject import attention_of, tokens_of
+from ..sizes import channels, input_size, model_name
+
+#: The key under which it is found.
+KEY = "attendless"
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """A model, what it takes and what it answers with.
+
+    `batch` None: images in any number at once. `features`: it answers with maps [B, C, h, w], not with logits.
+    `kernels`: it needs attendless's kernels beside the runtime. `report` is what the check at its export found.
+    """
+
+    model: str
+    attention: str
+    tokens: str
+    size: tuple[int, int]
+    channels: int
+    batch: int | None
+    classes: int
+    class_names: tuple[str, ...]
+    features: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    crop_pct: float
+    crop_mode: str
+    interpolation: str
+    kernels: bool = False
+    int8: bool = False
+    digest: str = ""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def as_json(self) -> str:
+        return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, allow_nan=False)
+
+    def data_config(self) -> dict[str, Any]:
+        """As `timm.data.create_transform` takes it."""
+        return {
+            "input_size": (self.channels, *self.size),
+            "mean": self.mean,
+            "std": self.std,
+            "crop_pct": self.crop_pct,
+            "crop_mode": self.crop_mode,
+            "interpolation": self.interpolation,
+        }
+
+
+def describe(
+    model: nn.Module, *, name: str | None = None, batch: int | None = None, features: bool = False
+) -> Description:
+    """A model as it stands in memory."""
+    config = resolve_model_data_config(model)
+    return Description(
+        model=name or model_name(model),
+        attention=attention_of(model),
+        tokens=tokens_of(model),
+        size=input_size(model),
+        channels=channels(model),
+        batch=batch,
+        classes=int(getattr(model, "num_classes", 0) or 0),
+        class_names=class_names(model),
+        features=features,
+        mean=tuple(map(float, config["mean"])),
+        std=tuple(map(float, config["std"])),
+        crop_pct=float(config["crop_pct"]),
+        crop_mode=str(config["crop_mode"]),
+        interpolation=str(config["interpolation"]),
+    )
+
+
+def read(text: str | None, path: str | Path) -> Description:
+    """The description in a file, or the error that says why there is none."""
+    if not text:
+        raise UserError(f"{str(path)!r} was not exported by attendless: it does not say what it is")
+    try:
+        found = json.loads(text)
+        version = int(found.pop("format"))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{str(path)!r} is damaged: what it says of itself cannot be read") from None
+    if version > FORMAT:
+        raise UserError(f"{str(path)!r} is of format {version}; this attendless reads up to {FORMAT}")
+    known = {field.name for field in dataclasses.fields(Description)}
+    try:
+        given: dict[str, Any] = {
+            key: tuple(x) if isinstance(x, list) else x for key, x in found.items() if key in known
+        }
+        return _sound(Description(**given))
+    except (TypeError, ValueError):
+        raise UserError(f"{str(path)!r} is damaged: what it says of itself does not describe a model") from None
+
+
+def _sound(found: Description) -> Description:
+    """The same, unless a value is of the wrong kind: someone will compute with them."""
+    texts = (found.model, found.attention, found.tokens, found.crop_mode, found.interpolation)
+    counts = (*found.size, found.channels, found.batch or 1)
+    numbers = (*found.mean, *found.std, found.crop_pct)
+    good = len(found.size) == 2 and all(isinstance(n, int) and 0 < n < 2**31 for n in counts)
+    good = good and all(isinstance(text, str) for text in (*texts, *found.class_names))
+    good = good and all(isinstance(number, int | float) for number in numbers) and isinstance(found.classes, int)
+    if not good or not isinstance(found.report, Mapping):
+        raise ValueError
+    return found

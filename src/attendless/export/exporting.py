@@ -1,0 +1,286 @@
+"""`export`: a model as a file for another runtime, checked before it is there.
+
+    attendless.export(model, "fast.onnx")                          # .onnx, .xml (OpenVINO) or .pt2
+    attendless.export(model, "fast.xml", int8=True, data="photos")
+
+Everything is made in a folder beside the target; what passes the check is put in its place by renaming, the file that
+is opened last. So there is never a partial file under the final name, whatever happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor, nn
+
+from ..convert import open_model
+from ..convert.resize import resize
+from ..errors import UserError, unknown
+from ..measure.subject import converted, original
+from ..sizes import channels, input_size, parse_size
+from ..storage import sync
+from ..version import __version__
+from . import checks, onnx, openvino, pt2, speed
+from . import int8 as quantising
+from .checks import Parity
+from .description import Description, describe
+from .features import outputs_of
+from .trace import KERNELS, STANDARD, traced
+from .translate import DOMAIN
+
+FORMATS: dict[str, ModuleType] = {"onnx": onnx, "openvino": openvino, "pt2": pt2}
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written, and what was found out about it."""
+
+    path: Path
+    format: str
+    files: tuple[Path, ...]
+    description: Description
+    parity: Parity | None
+    speed: speed.Speed | None
+    quality: quantising.Quality | None
+    operators: Mapping[str, int]
+    notes: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.stat().st_size for file in self.files)
+
+    def as_dict(self) -> dict[str, Any]:
+        about = dataclasses.asdict(self.description)
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "files": [str(file) for file in self.files],
+            "bytes": self.bytes,
+            **{key: about[key] for key in ("model", "attention", "channels", "batch", "features", "kernels", "int8")},
+            "tokens_spec": about["tokens"] or None,
+            "size": list(self.description.size),
+            **about["report"],
+        }
+
+
+def export(
+    model: nn.Module | str | Path,
+    out: str | Path,
+    *,
+    format: str | None = None,
+    size: int | tuple[int, int] | str | None = None,
+    batch: int | None = 1,
+    features: bool = False,
+    int8: bool = False,
+    data: str | Path | None = None,
+    limit: int | None = None,
+    kernels: bool | None = None,
+    opset: int | None = None,
+    measure: bool = True,
+    budget: float = 4.0,
+    name: str | None = None,
+    progress: Say = lambda text: None,
+    **opening: Any,
+) -> Exported:
+    """Write `model` to `out` and say what was found: difference to the PyTorch model, speed, size, operators.
+
+    `model` is one in memory, or a MODEL for `open_model`, which gets `opening` (`attention`, `tokens`, `weights`, …).
+    `batch` is how many images the file takes at once, None for any number. `kernels`: attendless's own (default: where
+    the runtime can have them). `int8` quantises linear layers, calibrated on images of `data`; these also join the
+    check, and accuracy is measured on `limit` of them (default: all). Without `measure` nothing is timed. A file that
+    does not compute what the model does raises `UserError`, and nothing is written.
+    """
+    how = _format(out, format)
+    if why := FORMATS[how].unavailable():
+        raise UserError(why)
+    if int8:
+        quantising.check(how, data)
+    if opset is not None:
+        onnx.check_opset(how, opset)
+    if isinstance(model, str | Path):
+        name = name or str(model)
+        opened: nn.Module = open_model(model, size=size, **opening)
+    elif opening:
+        raise UserError(f"{', '.join(opening)}: for a model that is opened by name; this one is in memory: convert it")
+    elif size is not None and parse_size(size) != input_size(model):
+        raise UserError(f"the model is made for {input_size(model)} images, not {parse_size(size)}: resize it first")
+    else:
+        opened = model
+    job = _Job(how, batch, features, opset, kernels, progress)
+    return job.run(opened.eval(), Path(out), name, int8, data, limit, budget if measure else None)
+
+
+def write(model: nn.Module, file: Path, *, batch: int | None, format: str) -> None:
+    """Only write it: unchecked, and without a description."""
+    job = _Job(format, batch, False, None, None, lambda text: None)
+    job.write(model, file, job.policy()[0])
+
+
+def _format(out: str | Path, asked: str | None) -> str:
+    endings = {module.SUFFIX: name for name, module in FORMATS.items()}
+    if asked is not None and asked not in FORMATS:
+        raise unknown("format", asked, FORMATS)
+    suffix = Path(out).suffix
+    if suffix not in endings or (asked is not None and endings[suffix] != asked):
+        wanted = {FORMATS[asked].SUFFIX: asked} if asked else endings
+        listed = " or ".join(f"{ending} ({name})" for ending, name in wanted.items())
+        raise UserError(f"{str(out)!r}: expected a name that ends in {listed}")
+    return endings[suffix]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """How to export: the same for a model and for the dense one it is compared with."""
+
+    format: str
+    batch: int | None
+    features: bool
+    opset: int | None
+    kernels: bool | None
+    say: Say
+
+    @property
+    def module(self) -> ModuleType:
+        return FORMATS[self.format]
+
+    def run(
+        self,
+        model: nn.Module,
+        out: Path,
+        name: str | None,
+        quantise: bool,
+        data: str | Path | None,
+        limit: int | None,
+        budget: float | None,
+    ) -> Exported:
+        about = describe(model, name=name, batch=self.batch, features=self.features)
+        policy, notes = self.policy()
+        images = quantising.images(model, about, data) if data is not None else None
+        with _folder_beside(out) as folder:
+            file = folder / out.name
+            outputs = outputs_of(model, features=self.features)
+            self.write(model, file, policy)
+            self.say("comparing it with the model")
+            run = self.module.open_raw(file)
+            parity = checks.compare(run, outputs, about, given=images)
+            quality = None
+            if quantise and images is not None:
+                self.say("quantising it")
+                quantising.quantise(self.format, file, images, about)
+                plain, run = run, self.module.open_raw(file)
+                quality = quantising.quality(plain, run, model, about, data, limit, self.say)
+            timed = None
+            if budget is not None:
+                timed = self.time(model, outputs, run, about, policy, folder, budget)
+            operators = self.module.operators(file)
+            ours = any(key.startswith(f"{DOMAIN}.") for key in operators)
+            report = {
+                "parity": dataclasses.asdict(parity),
+                "speed": None if timed is None else dataclasses.asdict(timed),
+                "quality": None if quality is None else dataclasses.asdict(quality),
+                "operators": operators,
+                "notes": list(notes),
+            }
+            versions = {"attendless": __version__, "torch": torch.__version__, "timm": timm.__version__}
+            about = dataclasses.replace(about, kernels=ours, int8=quantise, versions=versions, report=_finite(report))
+            self.module.stamp(file, about)
+            written = _put(self.module.files(file), out)
+        return Exported(out, self.format, tuple(written), about, parity, timed, quality, operators, notes)
+
+    def policy(self) -> tuple[str, tuple[str, ...]]:
+        """Who computes the operations in the file, and what is to be said about it."""
+        if self.format == "pt2":
+            return STANDARD if self.kernels is False else KERNELS, ()
+        if self.format == "onnx" or self.kernels is False:
+            if self.kernels and self.format == "onnx":
+                raise UserError("an ONNX file holds standard operators only, so that it runs anywhere: no kernels")
+            return STANDARD, ()
+        why = openvino.kernels_unavailable()
+        if why and self.kernels:
+            raise UserError(f"the kernels cannot stand beside the model: {why}")
+        return (STANDARD, (f"standard operators, not our kernels: {why}",)) if why else (KERNELS, ())
+
+    def write(self, model: nn.Module, file: Path, policy: str, what: str = "the model") -> None:
+        self.say(f"tracing {what}")
+        outputs = outputs_of(model, features=self.features)
+        program = traced(outputs, channels(model), input_size(model), self.batch, policy, fused=self.format == "pt2")
+        self.say(f"writing {what} for {self.format}")
+        self.module.write(program, file, opset=self.opset)
+
+    def time(
+        self,
+        model: nn.Module,
+        outputs: nn.Module,
+        run: checks.Run,
+        about: Description,
+        policy: str,
+        folder: Path,
+        budget: float,
+    ) -> speed.Speed:
+        dense = None
+        if converted(model):
+            (folder / "dense").mkdir()
+            file = folder / "dense" / f"dense{self.module.SUFFIX}"
+            self.write(_dense(model, about.size), file, policy, "the dense model, to compare with,")
+            dense = self.module.open_raw(file)
+
+        def eager(images: Tensor) -> tuple[Tensor, ...]:
+            with torch.inference_mode():
+                return tuple(outputs(images))
+
+        self.say("timing")
+        return speed.time(run, eager, dense, about, budget=budget)
+
+
+def _dense(model: nn.Module, size: tuple[int, int]) -> nn.Module:
+    dense = original(model)
+    if input_size(dense) != size:
+        resize(dense, size)
+    return dense.eval()
+
+
+def _finite(found: Any) -> Any:
+    """The same with None for what JSON cannot hold."""
+    if isinstance(found, Mapping):
+        return {key: _finite(value) for key, value in found.items()}
+    if isinstance(found, list | tuple):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not -float("inf") < found < float("inf") else found
+
+
+@contextlib.contextmanager
+def _folder_beside(out: Path) -> Iterator[Path]:
+    """A folder on the target's file system, gone afterwards; only a killed process leaves one, with a dot in front."""
+    place = Path(os.path.realpath(out)).parent
+    place.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(dir=place, prefix=f".{out.name[:50]}."))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _put(files: list[Path], out: Path) -> list[Path]:
+    """Rename files into their place. With several, what is there under the last one's name goes first: better no file
+    than one whose other half is of another model."""
+    place = Path(os.path.realpath(out)).parent
+    targets = [place / file.name for file in files]
+    for file in files:
+        sync(file)
+    if len(files) > 1:
+        targets[-1].unlink(missing_ok=True)
+    for file, target in zip(files, targets, strict=True):
+        file.replace(target)
+    sync(place)
+    return targets

@@ -1,0 +1,134 @@
+"""OpenVINO: IR (`.xml` and `.bin`), with attendless's kernels beside it where they can be built.
+
+core = openvino.Core()
+core.add_extension("libattendless_openvino.so")  # only where the kernels are used
+model = core.compile_model("fast.xml", "CPU")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from ..errors import UserError
+from . import description, extension, onnx, packed
+from .description import KEY, Description
+from .packages import missing, need
+from .sealed import BLANK, check_seal, seal
+from .translate import DOMAIN
+
+SUFFIX = ".xml"
+Run = Callable[[Tensor], tuple[Tensor, ...]]
+
+
+def unavailable() -> str:
+    return missing("openvino", "openvino") or missing("onnx", *onnx.WRITERS)
+
+
+def kernels_unavailable() -> str:
+    """Why the kernels cannot stand beside a model; empty if they can."""
+    return extension.available()
+
+
+def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> None:
+    """Write a traced graph, by way of ONNX; where operators of ours are in it, the library with the kernels too."""
+    openvino = need("openvino", "openvino")
+    between = path.with_suffix(".between.onnx")
+    onnx.write(program, between, opset=opset)
+    ours = any(name.startswith(f"{DOMAIN}.") for name in onnx.operators(between))
+    if ours:
+        onnx.rewrite(between, packed.pack)
+    model = openvino.convert_model(between, extension=[str(extension.path())] if ours else None)
+    between.unlink()
+    openvino.save_model(model, path, compress_to_fp16=False)
+    if ours:
+        shutil.copy2(extension.path(), path.parent / extension.NAME)
+
+
+def stamp(path: Path, about: Description) -> None:
+    """Let a file say what it is."""
+    openvino = need("openvino", "openvino")
+    model = _core(path).read_model(path)
+    model.set_rt_info(dataclasses.replace(about, digest=BLANK).as_json(), KEY)
+    again = path.with_name(f"stamped-{path.name}")  # what is read lies in the file it was read from
+    openvino.save_model(model, again, compress_to_fp16=False)
+    del model
+    for old, new in ((path, again), (_weights(path), _weights(again))):
+        new.replace(old)
+    seal(path, _weights(path))
+
+
+def operators(path: Path) -> dict[str, int]:
+    """How often each operator stands in a file's graph, the commonest first; constants and ends are none."""
+    kinds = (node.get_type_info() for node in read_with_kernels(path)[1].get_ops())
+    found = Counter(f"{DOMAIN}.{kind.name}" if kind.version_id == DOMAIN else kind.name for kind in kinds)
+    return {name: count for name, count in found.most_common() if name not in ("Constant", "Parameter", "Result")}
+
+
+def files(path: Path) -> list[Path]:
+    """What an export consists of, that which is opened last."""
+    return [*sorted(path.parent.glob("*.so")), _weights(path), path]
+
+
+def open_file(path: Path, threads: int | None = None) -> tuple[Run, Description]:
+    check_seal(path, _weights(path))
+    core, model = read_with_kernels(path)
+    text = model.get_rt_info(KEY).astype(str) if model.has_rt_info(KEY) else None
+    about = description.read(text, path)
+    return _runs(_compiled(core, model, threads)), about
+
+
+def open_raw(path: Path, threads: int | None = None) -> Run:
+    """As `open_file`, before there is a description."""
+    return _runs(_compiled(*read_with_kernels(path), threads))
+
+
+def read_with_kernels(path: Path) -> tuple[Any, Any]:
+    """A core and a file's model in it."""
+    core = _core(path)
+    try:
+        return core, core.read_model(path)
+    except Exception as error:  # one class for whatever is wrong, in a page of text
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = lines[-1][:300] if lines else type(error).__name__
+        raise UserError(f"{str(path)!r} cannot be opened by OpenVINO: {told}") from None
+
+
+def _core(path: Path) -> Any:
+    """With the kernels, if the file asks for them: those of this installation, which are checked, before any library
+    that lies beside a file."""
+    core = need("openvino", "openvino").Core()
+    if f'version="{DOMAIN}"'.encode() in path.read_bytes():
+        extension.add_to(core)
+    return core
+
+
+def _weights(path: Path) -> Path:
+    return path.with_suffix(".bin")
+
+
+def _compiled(core: Any, model: Any, threads: int | None) -> Any:
+    settings = {
+        "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",  # what PyTorch computes; OpenVINO would take bf16 where the CPU has it
+    }
+    return core.compile_model(model, "CPU", settings)
+
+
+def _runs(model: Any) -> Run:
+    request, count = model.create_infer_request(), len(model.outputs)
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        found = request.infer({0: images.contiguous().numpy()}, share_inputs=True)
+        return tuple(torch.from_numpy(found[i].copy()) for i in range(count))
+
+    return run

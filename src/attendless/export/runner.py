@@ -1,0 +1,123 @@
+"""One opened model, whichever runtime runs it.
+
+run = open_runner("fast.onnx")                        # or .xml, .pt2, a model's name, a file that `save` wrote
+logits = run(images)                                  # [B, C, H, W] → [B, classes]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..convert import open_model
+from ..errors import UserError, unknown
+from ..sizes import parse_size, size_text
+from . import onnx, openvino, pt2
+from .description import Description, describe
+from .features import outputs_of
+
+#: Images in, every output out.
+Run = Callable[[Tensor], tuple[Tensor, ...]]
+#: How an exported file ends, and who opens it: `(path, threads) -> (run, description)`.
+OPENERS: dict[str, tuple[str, Callable[[Path, int | None], tuple[Run, Description]]]] = {
+    ".onnx": ("onnx", onnx.open_file),
+    ".xml": ("openvino", openvino.open_file),
+    ".pt2": ("pt2", pt2.open_file),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+    """A model that answers. `batch` is how many images it takes at once; None: any number."""
+
+    runtime: str
+    description: Description
+    run: Run
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.description.size
+
+    @property
+    def channels(self) -> int:
+        return self.description.channels
+
+    @property
+    def batch(self) -> int | None:
+        return self.description.batch
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Logits [B, classes], or the last map of features [B, C, h, w]."""
+        return self.outputs(images)[-1]
+
+    def outputs(self, images: Tensor) -> tuple[Tensor, ...]:
+        """Every output: one, but for the levels of a pyramid's features, the finest first."""
+        expected = (self.channels, *self.size)
+        if images.ndim != 4 or tuple(images.shape[1:]) != expected or not len(images):
+            raise UserError(f"images of shape {list(images.shape)} were given, [batch, {str(expected)[1:-1]}] expected")
+        if self.batch is not None and len(images) != self.batch:
+            raise UserError(f"{len(images)} images were given; this file takes {self.batch} at once, no more, no less")
+        return self.run(images.float())
+
+
+def open_runner(
+    model: str | Path,
+    *,
+    runtime: str | None = None,
+    weights: str | Path | None = None,
+    size: int | tuple[int, int] | str | None = None,
+    attention: str | None = None,
+    tokens: str | None = None,
+    threads: int | None = None,
+    features: bool = False,
+    **opening: Any,
+) -> Runner:
+    """Open an exported file, or any MODEL that `open_model` takes, with the same options, to run `eager` or `compile`.
+
+    An exported file is what it is: it takes no other weights, size, attention or tokens, and its ending says its
+    runtime. `threads` holds for this model in ONNX Runtime and OpenVINO, in PyTorch for the process.
+    """
+    path = Path(model)
+    asked = {"weights": weights, "attention": attention, "tokens": tokens, **opening}
+    if path.suffix in OPENERS:
+        if not path.is_file():
+            raise UserError(f"{str(model)!r}: no such file")
+        own, opener = OPENERS[path.suffix]
+        _check_fixed(path, own, runtime, {name: value for name, value in asked.items() if value})
+        run, description = opener(path, threads)
+        if size is not None and parse_size(size) != description.size:
+            given, made = size_text(parse_size(size)), size_text(description.size)
+            raise UserError(f"{str(model)!r} was exported for {made} px and takes no other size, such as {given}")
+        return Runner(own, description, run)
+    if runtime not in (None, "eager", "compile"):
+        if runtime not in {name for name, _ in OPENERS.values()}:
+            raise unknown("runtime", str(runtime), ("eager", "compile", *(name for name, _ in OPENERS.values())))
+        raise UserError(f"{str(model)!r} is not an exported file: `attendless export` makes one for {runtime}")
+    if threads:
+        torch.set_num_threads(threads)
+    opened = open_model(model, size=size, **asked)
+    return as_runner(opened, runtime or "eager", name=str(model), features=features)
+
+
+def as_runner(model: nn.Module, runtime: str = "eager", *, name: str | None = None, features: bool = False) -> Runner:
+    """A model in memory as a runner, in PyTorch: `eager` or `compile`."""
+    module = outputs_of(model, features=features)
+    called = torch.compile(module, dynamic=False) if runtime == "compile" else module
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        with torch.inference_mode():
+            return tuple(called(images))
+
+    return Runner(runtime, describe(model, name=name, features=features), run)
+
+
+def _check_fixed(path: Path, own: str, runtime: str | None, asked: dict[str, Any]) -> None:
+    if asked:
+        raise UserError(f"{str(path)!r} is exported and takes no other {' or '.join(asked)}: export it again with it")
+    if runtime not in (None, own):
+        raise UserError(f"{str(path)!r} runs in {own}, not in {runtime}")

@@ -1,0 +1,27 @@
+"""The exported formats as runtimes that `bench` can race: a model is exported for one batch, into a folder that is gone
+once it is open."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ..measure.clock import Call
+from ..measure.runtime import Runtime, register_runtime
+from .exporting import FORMATS, write
+
+
+def _prepare(format: str, model: nn.Module, images: Tensor) -> Call:
+    module = FORMATS[format]
+    with tempfile.TemporaryDirectory(prefix="attendless-") as folder:
+        file = Path(folder) / f"model{module.SUFFIX}"
+        write(model, file, batch=len(images), format=format)
+        run = module.open_raw(file)
+    return partial(run, images.clone())
+
+
+for _name, _module in FORMATS.items():
+    register_runtime(Runtime(_name, partial(_prepare, _name), _module.unavailable))

@@ -1,0 +1,39 @@
+"""A model as a graph: `torch.export` traces it once, at one image size, for one batch or any."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from ..errors import UserError
+from ..sizes import size_text
+from ..sparse import execution
+
+#: Who computes the operations in the graph: PyTorch's own operators, or the kernels as `torch.ops.attendless.*`.
+STANDARD, KERNELS = "torch", "native"
+
+
+def traced(
+    module: nn.Module, channels: int, size: tuple[int, int], batch: int | None, policy: str, *, fused: bool = False
+) -> torch.export.ExportedProgram:
+    """The graph of a module that takes images [batch, channels, *size]; batch None: any number.
+
+    Unless PyTorch itself is to run it (`fused`), memory lies in it as plain attention leaves it, not as PyTorch's fused
+    kernel does.
+    """
+    images = torch.zeros(2 if batch is None else batch, channels, *size)
+    dynamic = ({0: torch.export.Dim("batch", min=1, max=65535)},) if batch is None else None
+    plain = contextlib.nullcontext() if fused else sdpa_kernel(SDPBackend.MATH)
+    with execution(policy), torch.no_grad(), plain, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch.export, about its own parts
+        try:
+            return torch.export.export(module, (images,), dynamic_shapes=dynamic, strict=False)
+        except UserError:
+            raise
+        except Exception as error:
+            told = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+            raise UserError(f"torch.export cannot trace this model at {size_text(size)} px: {told}") from error

@@ -1,0 +1,179 @@
+"""A model opened to answer: how any process opens the same one, and what is known of it without it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from timm.data import create_transform
+from torch import Tensor, nn
+
+from ..convert import open_model
+from ..convert.source import random_weights
+from ..errors import UserError
+from ..export.description import Description, describe
+from ..export.runner import OPENERS, Runner, open_runner
+from ..plugins import load_plugins
+from .names import names_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Card:
+    """What there is to know of an opened model: enough to prepare pictures for it and to read its answers.
+
+    An answer is one row of numbers: `scores` logits, then `features`. `random`: nobody has trained it.
+    """
+
+    description: Description
+    runtime: str
+    scores: int
+    features: int
+    random: bool
+
+    def preparation(self) -> Callable[[Image.Image], np.ndarray]:
+        """timm's evaluation transform as far as it works on pixels: a picture → [H, W, C], of bytes.
+
+        The rest, from bytes to what the model takes, is arithmetic on a whole batch and the predictor's: the threads
+        that prepare pictures then compute nothing in PyTorch, whose own threads would come on top of them.
+        """
+        config = self.description.data_config()
+        steps = create_transform(**config, is_training=False, normalize=False).transforms[:-1]
+        mode = {1: "L", 3: "RGB"}.get(self.description.channels)
+        if mode is None:
+            raise UserError(
+                f"{self.description.model} takes images of {self.description.channels} channels, not pictures"
+            )
+
+        def prepare(picture: Image.Image) -> np.ndarray:
+            for step in steps:
+                picture = step(picture)
+            pixels = np.asarray(picture.convert(mode))
+            return pixels.reshape(*pixels.shape[:2], self.description.channels)
+
+        return prepare
+
+    def names(self) -> tuple[str, ...]:
+        return names_of(self.description.class_names, self.scores)
+
+
+@dataclasses.dataclass(frozen=True)
+class Opening:
+    """All it takes to open a model, in plain values, so that any process on any machine opens the same.
+
+    Attentions are put in as asked, also where they do not pay. Random weights are drawn from a fixed seed. With
+    `features` the answers hold what stands before the classifier too; an exported file gives what it was exported for.
+    """
+
+    model: str
+    runtime: str | None = None
+    weights: str | None = None
+    pretrained: bool = False
+    size: tuple[int, int] | None = None
+    attention: str | None = None
+    tokens: str | None = None
+    predictor: str | None = None
+    crop_pct: float | None = None
+    features: bool = False
+    threads: int | None = None
+    plugins: tuple[str, ...] = ()
+
+    def open(self) -> Predictor:
+        load_plugins(self.plugins)
+        if Path(self.model).suffix in OPENERS:
+            runner, random = open_runner(self.model, **self._asked(), runtime=self.runtime), False
+        else:
+            runner, random = self._open_model()
+        if self.crop_pct is not None:
+            described = dataclasses.replace(runner.description, crop_pct=self.crop_pct)
+            runner = dataclasses.replace(runner, description=described)
+        return Predictor(runner, features=self.features, random=random)
+
+    def _asked(self) -> dict[str, Any]:
+        given = ("weights", "size", "attention", "tokens", "threads", "pretrained", "predictor")
+        return {name: getattr(self, name) for name in given}
+
+    def _open_model(self) -> tuple[Runner, bool]:
+        random = random_weights(self.model, weights=self.weights, pretrained=self.pretrained)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            if not self.features:
+                runner = open_runner(self.model, **self._asked(), runtime=self.runtime, below_breakeven="keep")
+                return runner, random
+            asked = self._asked()
+            if threads := asked.pop("threads"):
+                torch.set_num_threads(threads)
+            opened = open_model(self.model, **asked, below_breakeven="keep")
+        return _with_features(opened, self.model, self.runtime), random
+
+
+class Predictor:
+    """A model that answers batches of any number of pictures."""
+
+    def __init__(self, runner: Runner, *, features: bool = False, random: bool = False) -> None:
+        self.runner = runner
+        described = runner.description
+        self.mean, self.std = (torch.tensor(value)[:, None, None] for value in (described.mean, described.std))
+        first = self(torch.zeros(1, *described.size, described.channels, dtype=torch.uint8))
+        scores = 0 if described.features else described.classes
+        if not scores and not (features or described.features):
+            raise UserError(f"{described.model} has no classifier: --features gives what it computes instead")
+        if scores and features and first.shape[1] == scores:
+            raise UserError(f"{described.model} was exported to give answers, without features: export it for those")
+        self.card = Card(described, runner.runtime, scores, first.shape[1] - scores, random)
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """Prepared pictures [B, H, W, C] → answers [B, scores + features]."""
+        images = pixels.permute(0, 3, 1, 2).contiguous().float().div_(255).sub_(self.mean).div_(self.std)
+        at_once = self.runner.batch or len(images)
+        return torch.cat([self._rows(part) for part in images.split(at_once)])
+
+    def _rows(self, images: Tensor) -> Tensor:
+        count = len(images)
+        missing = self._computed(count) - count
+        if missing:
+            images = torch.cat([images, images[-1:].expand(missing, -1, -1, -1)])
+        found = self.runner.outputs(images)
+        if self.runner.description.features:
+            found = (found[-1].mean((-2, -1)),)
+        return torch.cat([part[:count].float() for part in found], 1)
+
+    def _computed(self, count: int) -> int:
+        """How many images are computed for `count`: a compiled model is compiled anew for each number it meets, so it
+        meets powers of two alone."""
+        if self.runner.batch is not None:
+            return self.runner.batch
+        return 1 << (count - 1).bit_length() if self.runner.runtime == "compile" else count
+
+
+class _Both(nn.Module):
+    """A classifier's logits, and what it computed them from, in one pass."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        model: Any = self.model
+        tokens = model.forward_features(images)
+        features = model.forward_head(tokens, pre_logits=True)
+        return (model.forward_head(tokens), features) if model.num_classes else (features,)
+
+
+def _with_features(model: Any, name: str, runtime: str | None) -> Runner:
+    if runtime not in (None, "eager", "compile"):
+        raise UserError(f"{name!r} is not an exported file: `attendless export --features` makes one for {runtime}")
+    if not hasattr(model, "forward_head"):
+        raise UserError(f"{name!r} does not say what it computes before its classifier: no --features of it")
+    both = _Both(model).eval()
+    called = torch.compile(both, dynamic=False) if runtime == "compile" else both
+
+    def run(images: Tensor) -> tuple[Tensor, ...]:
+        with torch.inference_mode():
+            return tuple(called(images))
+
+    return Runner(runtime or "eager", describe(model, name=name), run)

@@ -1,0 +1,62 @@
+"""Shards on a Ray cluster, by Ray Data: a pool of processes, each with the model, takes one shard after the other.
+
+A process or machine that is lost loses no more than the shard it was at: Ray starts another and gives it that shard
+again. Pictures, model and results must be on a file system that all machines share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..cluster import joined
+from .model import Opening
+from .shards import Plan, Shard, compute
+
+
+class Worker:
+    """A process of the cluster that has opened the model."""
+
+    def __init__(self, opening: Opening, batch: int, topk: int) -> None:
+        self.predictor = opening.open()
+        self.batch, self.topk = batch, topk
+
+    def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
+        shard = Shard(str(row["path"]), tuple(map(str, row["images"])))
+        return {"images": compute(self.predictor, shard, batch=self.batch, topk=self.topk)}
+
+
+def compute_on_ray(address: str, plan: Plan, shards: Sequence[Shard]) -> Iterator[int]:
+    """How many pictures each shard had, as they are done, in any order."""
+    if not shards:
+        return
+    threads = plan.opening.threads or 1
+    opening = _from_anywhere(dataclasses.replace(plan.opening, threads=threads))
+    with joined(address) as ray:
+        _quiet(ray.data.DataContext.get_current())
+        places = max(1, int(ray.cluster_resources().get("CPU", 1)) // threads)
+        rows = [{"path": os.path.abspath(shard.path), "images": list(shard.images)} for shard in shards]
+        done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
+            Worker,
+            fn_constructor_args=(opening, plan.batch, plan.topk),
+            num_cpus=threads,
+            concurrency=min(places, len(rows)),
+        )
+        for row in done.iter_rows():
+            yield int(row["images"])
+
+
+def _from_anywhere(opening: Opening) -> Opening:
+    """The same with its files named so that a process in another folder finds them."""
+    names = {name: getattr(opening, name) for name in ("model", "weights", "predictor")}
+    files = {name: os.path.abspath(path) for name, path in names.items() if path and os.path.exists(path)}
+    return dataclasses.replace(opening, **files)
+
+
+def _quiet(context: Any) -> None:
+    context.enable_progress_bars = False
+    context.print_on_execution_start = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)

@@ -1,0 +1,102 @@
+"""The process that holds the model: opens it, and answers the places it is told until nobody is there to tell it."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ..errors import UserError
+from ..predict import Card, Opening
+from .slots import Shape, Slots
+
+#: Seconds after which a worker that says nothing counts as lost: to open a model, and to answer a batch.
+TO_OPEN, TO_ANSWER = 300.0, 120.0
+
+
+class Lost(Exception):
+    """The worker is gone, or says nothing."""
+
+
+class Worker:
+    """A worker as the server sees it. Not safe for several threads."""
+
+    def __init__(self, opening: Opening) -> None:
+        spawn = multiprocessing.get_context("spawn")
+        self.pipe, theirs = spawn.Pipe()
+        self.process = spawn.Process(target=work, args=(opening, theirs), daemon=True)
+        self.process.start()
+        theirs.close()  # so that its end shows as the pipe's
+
+    def card(self) -> Card:
+        """What it has opened; `UserError` if it cannot be opened."""
+        found = self._receive(TO_OPEN)
+        if isinstance(found, str):
+            raise UserError(found)
+        return found
+
+    def use(self, slots: Slots) -> None:
+        self._send((slots.shape, slots.name))
+        self._receive(TO_OPEN)
+
+    def answer(self, places: list[int]) -> str | None:
+        """Once this returns the answers are in their places; or the text of what went wrong."""
+        self._send(places)
+        return self._receive(TO_ANSWER)
+
+    def alive(self) -> bool:
+        return self.process.is_alive()
+
+    def end(self, patience: float = 0.0) -> None:
+        """Let it leave by itself for so many seconds, then make it."""
+        self.pipe.close()
+        self.process.join(patience)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.process.close()
+
+    def _send(self, value: Any) -> None:
+        try:
+            self.pipe.send(value)
+        except OSError:
+            raise Lost from None
+
+    def _receive(self, patience: float) -> Any:
+        try:
+            if self.pipe.poll(patience):
+                return self.pipe.recv()
+        except Exception:  # the pipe has ended, perhaps in the middle of a message
+            raise Lost from None
+        raise Lost
+
+
+def work(opening: Opening, pipe: Connection) -> None:
+    """The worker's own side. The server decides when it leaves: by closing the pipe, also by being killed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(EOFError, OSError):
+        try:
+            predictor = opening.open()
+        except Exception as error:
+            pipe.send(str(error) if isinstance(error, UserError) else repr(error))
+            return
+        pipe.send(predictor.card)
+        _answer(predictor, pipe, *pipe.recv())
+
+
+def _answer(predictor: Any, pipe: Connection, shape: Shape, name: str) -> None:
+    slots = Slots(shape, name)
+    try:
+        pipe.send(None)
+        while True:
+            places = pipe.recv()
+            try:
+                slots.answers[places] = predictor(slots.pictures[places])
+                pipe.send(None)
+            except Exception as error:
+                pipe.send(f"{type(error).__name__}: {error}")
+    finally:
+        slots.close()
