@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 ORDER = (
     *("version", "errors", "palette", "options", "storage", "sizes", "randomness", "plugins", "compiled", "stamp"),
     *("data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "maps", "show"),
-    *("compare", "papers"),
+    *("explore", "compare", "papers"),
     *("__init__", "__main__"),
 )
 

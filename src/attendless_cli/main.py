@@ -24,6 +24,7 @@ VERBS = {
     "bench": "measure speed and memory against the dense model, on this machine",
     "eval": "measure accuracy, and agreement with the dense model, on a folder of images",
     "show": "draw what a model looks at in a picture",
+    "explore": "look at a model's attention in the browser, patch by patch",
     "tune": "search what to merge and attend with in each layer: answers kept, milliseconds saved",
     "train": "train a model",
     "distill": "teach a model that attends less, or has fewer tokens, to answer as its teacher does",

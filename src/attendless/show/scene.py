@@ -79,7 +79,7 @@ def scene(
         ours,
         convert(ours, "full", tokens="none"),
         image[None],
-        _view(image, transform),
+        for_eyes(image, transform),
         seen,
         tuple(shown),
         None if heads is None else tuple(heads),
@@ -124,7 +124,7 @@ def _geometry(transform: Any, values: np.ndarray) -> np.ndarray:
     return np.asarray(found)
 
 
-def _view(image: Tensor, transform: Any) -> np.ndarray:
+def for_eyes(image: Tensor, transform: Any) -> np.ndarray:
     """What enters the model [3, h, w], with its normalisation undone: [h, w, 3]."""
     for step in transform.transforms:
         if hasattr(step, "mean") and hasattr(step, "std"):
