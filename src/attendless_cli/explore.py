@@ -49,14 +49,17 @@ def run(args: argparse.Namespace) -> None:
 
     if args.threads:
         torch.set_num_threads(args.threads)
-    for spec in args.attention:
-        named(spec)  # says so if there is no such attention, before any work is done
+    for spec in args.attention:  # mistakes are said before any work is done
+        named(spec)
+    page.check_place(args.host, args.port)
     picture = first_picture() if args.image is None else load_image(args.image)
     given = {"weights": args.weights, "pretrained": args.pretrained}
     model = open_model(args.model, **given, size=args.size)
     size = args.size or input_size(model)
     transform = preprocessing(model, size, args.crop_pct)
-    note = f"**{model_name(model)}** at {size_text(size)} px. Click a patch in any picture, or move it with the arrow keys."
+    note = (
+        f"**{model_name(model)}** at {size_text(size)} px. Click a patch in any picture, or move it by the arrow keys."
+    )
     if random_weights(args.model, **given):
         note += " Its weights are random: this is what it looks at before it has learned anything (`--weights`)."
         print("random weights: give --weights or --pretrained to see what a trained model looks at", file=sys.stderr)

@@ -36,7 +36,7 @@ class Source(Protocol):
 
 
 def load_image(
-    path: str | Path, *, formats: Sequence[str] | None = None, most_pixels: int | None = None
+    path: str | Path, *, formats: tuple[str, ...] | None = None, most_pixels: int | None = None
 ) -> Image.Image:
     """Decode one file into an upright RGB picture, or raise `BadImage`.
 
@@ -56,7 +56,7 @@ def load_image(
         raise BadImage(f"cannot read image {str(path)!r}: {error or type(error).__name__}") from None
 
 
-def _opened(path: str | Path, formats: Sequence[str] | None) -> Image.Image:
+def _opened(path: str | Path, formats: tuple[str, ...] | None) -> Image.Image:
     """As Pillow does, which raises for what must be meant to harm, without its warning about what is merely large."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from html import escape
+from typing import Any
 
 from ..errors import UserError
 from . import paint
 from .picture import Picture
-from .sides import FULL, Explorer, Facts, Look
+from .sides import DENSE, Explorer, Facts, Look
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,18 +22,29 @@ class Question:
     head: int | None = None
 
 
+def moved(place: tuple[int, int], grid: tuple[int, int], event: dict[str, Any]) -> tuple[int, int]:
+    """Where the patch is after a click `down` and `across` a picture, as shares of its sides, or after a `step`."""
+    try:
+        if "step" in event:
+            wanted = [now + int(step) for now, step in zip(place, event["step"], strict=True)]
+        else:
+            wanted = [int(float(event[name]) * count) for name, count in zip(("down", "across"), grid, strict=True)]
+    except (KeyError, TypeError, ValueError, OverflowError):  # not from our page
+        return place
+    row, column = (min(max(0, number), count - 1) for number, count in zip(wanted, grid, strict=True))
+    return row, column
+
+
 def query(explorer: Explorer, asked: Question) -> str:
     """The picture with the patch, and what full attention looks at from there."""
     try:
-        look = explorer.look(FULL, asked.picture, asked.place, asked.layer, asked.head)
+        look = explorer.look(DENSE, asked.picture, asked.place, asked.layer, asked.head)
         grid = explorer.grid(asked.picture)
     except UserError as error:
         return wrong(error)
     row, column = asked.place
     patch = f"row {row}, column {column}"
-    shown = _figure(
-        paint.picture(asked.picture.view, grid, asked.place), f"the patch: {patch}", f"The picture, {patch}"
-    )
+    shown = _figure(paint.picture(asked.picture, grid, asked.place), f"the patch: {patch}", f"The picture, {patch}")
     return _row(shown, _heat(asked, look, "full attention"))
 
 
@@ -40,15 +52,15 @@ def side(explorer: Explorer, asked: Question, attention: str) -> str:
     """What an attention sees sharply from the patch, its map, and what the model answers with it."""
     try:
         look = explorer.look(attention, asked.picture, asked.place, asked.layer, asked.head)
-        facts, full = explorer.facts(attention, asked.picture), explorer.facts(FULL, asked.picture)
-        names = explorer.classes()
+        facts, full = explorer.facts(attention, asked.picture), explorer.facts(DENSE, asked.picture)
+        names = explorer.classes
     except UserError as error:
         return wrong(error)
     sharp, patches = float(look.sharp.sum()), look.sharp.numel()
     text = f"seen sharply: {sharp:.0f} of {patches} patches"
     place = (look.row, look.column)
-    mask = _figure(paint.heat(asked.picture.view, look.sharp, place, most=1.0), text, f"Mask of {attention}: {text}")
-    return _row(mask, _heat(asked, look, attention)) + _facts(attention, facts, full, names)
+    mask = _figure(paint.heat(asked.picture, look.sharp, place, most=1.0), text, f"Mask of {attention}: {text}")
+    return _row(mask, _heat(asked, look, "its map")) + _facts(attention, facts, full, names)
 
 
 def wrong(error: UserError) -> str:
@@ -56,8 +68,8 @@ def wrong(error: UserError) -> str:
 
 
 def _heat(asked: Question, look: Look, name: str) -> str:
-    text = f"{name}: up to {float(look.weights.max()):.1%} a patch"
-    source = paint.heat(asked.picture.view, look.weights, (look.row, look.column))
+    text = f"{name}: up to {float(look.weights.max()):.1%} for a patch"
+    source = paint.heat(asked.picture, look.weights, (look.row, look.column))
     return _figure(source, text, f"Attention map of {text}, layer {asked.layer}")
 
 
@@ -73,7 +85,7 @@ def _row(*figures: str) -> str:
 def _facts(attention: str, ours: Facts, full: Facts, names: list[str]) -> str:
     """A table: time, multiply-accumulates, and the likeliest classes."""
     ratio = ours.full_ms / ours.ms
-    pace = "" if attention == FULL else f"{ratio:.2f}× as fast" if ratio >= 1 else f"{1 / ratio:.2f}× as long"
+    pace = f"{ratio:.2f}× as fast" if ratio >= 1 else f"{1 / ratio:.2f}× as long"
     rows = [
         ("milliseconds", f"{ours.ms:.1f}", f"{ours.full_ms:.1f}", pace),
         ("MACs", f"{ours.macs / 1e9:.3f} G", f"{full.macs / 1e9:.3f} G", f"{ours.macs / full.macs - 1:+.1%}"),
@@ -81,7 +93,7 @@ def _facts(attention: str, ours: Facts, full: Facts, names: list[str]) -> str:
     for number in ours.answer.topk(min(5, len(names))).indices.tolist():
         now, before = float(ours.answer[number]), float(full.answer[number])
         rows.append((names[number], f"{now:.1%}", f"{before:.1%}", f"{100 * (now - before):+.1f} points"))
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in ("", attention, FULL, "change"))
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in ("", attention, "full", "change"))
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(value)}</td>" for value in values) + "</tr>"
         for name, *values in rows

@@ -16,7 +16,7 @@ from ..errors import UserError
 from . import board
 from .board import Question
 from .picture import FORMATS, MOST_BYTES, Picture, take
-from .sides import Explorer, keep_of, with_keep
+from .sides import OWN, Explorer, keep_of, with_keep
 
 try:
     import gradio as gr
@@ -46,8 +46,9 @@ STYLE = """
 .board figure { flex: 1 1 180px; max-width: 440px; margin: 0; }
 .board img { width: 100%; display: block; cursor: crosshair; border-radius: 4px; margin: 0; }
 .board figcaption { font-size: 0.85rem; padding-top: 4px; }
-.board table { width: 100%; margin-top: 10px; border-collapse: collapse; font-size: 0.85rem; }
+.board table { width: 100%; table-layout: fixed; margin-top: 10px; border-collapse: collapse; font-size: 0.85rem; }
 .board th, .board td { text-align: right; padding: 2px 6px; font-variant-numeric: tabular-nums; }
+.board th { overflow-wrap: anywhere; }
 .board th[scope=row] { text-align: left; font-weight: normal; }
 .board .wrong { padding: 12px; border-left: 4px solid #d55e00; }
 """
@@ -58,7 +59,7 @@ def build(
 ) -> Any:
     """The page for a model: `first` is the picture it begins with; the first two of `shown` are the attentions side by
     side, the others are offered before all that there are."""
-    known = list(dict.fromkeys([*shown, *sorted(attentions())]))
+    known = list(dict.fromkeys([*shown, OWN, *sorted(attentions())]))
     rows, columns = explorer.grid(first)
     with gr.Blocks(title="attendless explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         seen = gr.State(first)
@@ -95,19 +96,15 @@ def build(
             return [board.query(explorer, question), *(board.side(explorer, question, spec) for spec in specs)]
 
         def move(event: gr.EventData, picture: Picture, row: int, column: int, *others: Any) -> list[Any]:
-            place = moved((int(row or 0), int(column or 0)), explorer.grid(picture), event._data)
+            place = board.moved((int(row or 0), int(column or 0)), explorer.grid(picture), event._data)
             return [*place, *draw(picture, *place, *others)]
 
         def change(path: str | None, picture: Picture, *others: Any) -> list[Any]:
-            if path is None:  # the cross on the file was pressed
-                return [picture, *draw(picture, *others)]
             try:
-                picture = take(path, transform)
+                picture = picture if path is None else take(path, transform)
             except UserError as error:
-                raise gr.Error(str(error), duration=None, print_exception=False) from None
-            finally:
-                os.unlink(path)
-            return [picture, *draw(picture, *others)]
+                gr.Warning(str(error), duration=None, title="This picture was not taken")
+            return [None, picture, *draw(picture, *others)]
 
         def offered(spec: str) -> Any:
             return gr.update(**_keep(spec))
@@ -119,41 +116,30 @@ def build(
             one.click(move, asked, [row, column, *boards], **last)
         for one in (row, column, layer, head):
             one.input(draw, asked, boards, **last)
-        upload.upload(change, [upload, *asked], [seen, *boards], **quiet)
-        for spec, keep in zip(specs, keeps, strict=True):
-            spec.input(draw, asked, boards, **last)
-            spec.input(offered, spec, keep, **quiet)
-            keep.input(with_keep, [spec, keep], spec, **last).then(draw, asked, boards, **last)
+        upload.upload(change, [upload, *asked], [upload, seen, *boards], **quiet)
+        for chosen, keep in zip(specs, keeps, strict=True):
+            chosen.input(draw, asked, boards, **last)
+            chosen.input(offered, chosen, keep, **quiet)
+            keep.input(with_keep, [chosen, keep], chosen, **last).then(draw, asked, boards, **last)
     return page
 
 
-def moved(place: tuple[int, int], grid: tuple[int, int], event: dict[str, Any]) -> tuple[int, int]:
-    """Where the patch is after a click `down` and `across` a picture, as shares of its sides, or after a `step`."""
+def check_place(host: str, port: int) -> None:
+    """Raise unless something can be served there."""
     try:
-        if "step" in event:
-            wanted = [now + int(step) for now, step in zip(place, event["step"], strict=True)]
-        else:
-            wanted = [int(float(event[name]) * count) for name, count in zip(("down", "across"), grid, strict=True)]
-    except (KeyError, TypeError, ValueError, OverflowError):  # not from our page
-        return place
-    row, column = (min(max(0, number), count - 1) for number, count in zip(wanted, grid, strict=True))
-    return row, column
+        with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
+            pass
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot serve at {host}:{port}: {why}; --host and --port choose another place") from None
 
 
 @contextmanager
 def serving(page: Any, host: str, port: int) -> Iterator[str]:
-    """Inside, the page is at the address given. What visitors hand in goes with the server."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as free:
-        free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            free.bind((host, port))
-        except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise UserError(f"cannot serve at {host}:{port}: {why}; --host and --port choose another place") from None
-    style = {"css": STYLE, "footer_links": []}
-    *_, address, _ = page.launch(
+    """Inside, the page is at the address given."""
+    _, address, _ = page.launch(
         server_name=host, server_port=port, prevent_thread_lock=True, quiet=True, share=False, inbrowser=False,
-        max_file_size=MOST_BYTES, ssr_mode=False, show_error=True, **style,
+        max_file_size=MOST_BYTES, ssr_mode=False, show_error=True, css=STYLE, footer_links=[],
     )  # fmt: skip
     try:
         yield address

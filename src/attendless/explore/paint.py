@@ -11,40 +11,43 @@ from PIL import Image
 from torch import Tensor
 
 from ..show.panels import HEAT, MARK
+from .picture import Picture
 
 #: Smaller pictures are enlarged to about this side, so that a patch's edges stay sharp.
 SIDE = 336
 
 
-def picture(view: np.ndarray, grid: tuple[int, int], place: tuple[int, int]) -> str:
-    """The picture [h, w, 3] with the patch at `place` of `grid` marked, as the `src` of an HTML image."""
-    return _source(_marked(_enlarged(view), grid, place))
+def picture(seen: Picture, grid: tuple[int, int], place: tuple[int, int]) -> str:
+    """The picture with the patch at `place` of `grid` marked, as the `src` of an HTML image."""
+    return _source(_marked(_enlarged(seen)[0], grid, place))
 
 
-def heat(view: np.ndarray, values: Tensor, place: tuple[int, int], *, most: float | None = None) -> str:
+def heat(seen: Picture, values: Tensor, place: tuple[int, int], *, most: float | None = None) -> str:
     """A map [rows, columns] over the greyed picture, from nothing to its most (or `most`)."""
     shown = values.float().numpy()
     top = float(shown.max(initial=0.0)) if most is None else most
-    large = _enlarged(view)
     levels = (np.clip(shown / (top or 1.0), 0, 1) * 255).astype(np.uint8)
-    rows = np.arange(large.shape[0]) * shown.shape[0] // large.shape[0]
-    columns = np.arange(large.shape[1]) * shown.shape[1] // large.shape[1]
+    _, grey = _enlarged(seen)
+    rows, columns = (np.arange(side) * count // side for side, count in zip(grey.shape, shown.shape, strict=True))
     coloured = _colours()[levels][rows][:, columns]
-    mixed = 0.28 * large.mean(-1, keepdims=True) + 0.72 * coloured
+    mixed = ((72 * coloured + 28 * grey[..., None]) // 100).astype(np.uint8)
     return _source(_marked(mixed, (shown.shape[0], shown.shape[1]), place))
 
 
 @lru_cache(maxsize=1)
 def _colours() -> np.ndarray:
-    """Of 256 levels, [256, 3]."""
+    """Of 256 levels, [256, 3], up to 255."""
     from matplotlib import colormaps
 
-    return colormaps[HEAT](np.arange(256))[:, :3].astype(np.float32)
+    return colormaps[HEAT](np.arange(256), bytes=True)[:, :3].astype(np.uint16)
 
 
-def _enlarged(view: np.ndarray) -> np.ndarray:
-    times = max(1, -(-SIDE // max(view.shape[:2])))
-    return view.repeat(times, 0).repeat(times, 1)
+@lru_cache(maxsize=8)
+def _enlarged(seen: Picture) -> tuple[np.ndarray, np.ndarray]:
+    """The picture [h, w, 3] and its greys [h, w], up to 255."""
+    times = max(1, -(-SIDE // max(seen.view.shape[:2])))
+    large = (seen.view * 255).round().astype(np.uint8).repeat(times, 0).repeat(times, 1)
+    return large, large.mean(-1).astype(np.uint16)
 
 
 def _marked(image: np.ndarray, grid: tuple[int, int], place: tuple[int, int]) -> np.ndarray:
@@ -55,12 +58,12 @@ def _marked(image: np.ndarray, grid: tuple[int, int], place: tuple[int, int]) ->
     thick = max(2, SIDE // 110)
     marked = image.copy()
     inside = marked[top + thick : bottom - thick, left + thick : right - thick].copy()
-    marked[top:bottom, left:right] = np.array([int(MARK[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    marked[top:bottom, left:right] = [int(MARK[i : i + 2], 16) for i in (1, 3, 5)]
     marked[top + thick : bottom - thick, left + thick : right - thick] = inside
     return marked
 
 
 def _source(image: np.ndarray) -> str:
     held = io.BytesIO()
-    Image.fromarray((image * 255).round().astype(np.uint8)).save(held, "JPEG", quality=90, subsampling=0)
+    Image.fromarray(image).save(held, "JPEG", quality=90, subsampling=0)
     return "data:image/jpeg;base64," + base64.b64encode(held.getvalue()).decode()
