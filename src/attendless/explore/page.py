@@ -77,7 +77,7 @@ def build(
                     row = gr.Number(rows // 2, label="patch: row", precision=0, minimum=0, maximum=rows - 1)
                     column = gr.Number(columns // 2, label="column", precision=0, minimum=0, maximum=columns - 1)
                 endings = [f".{name.lower()}" for name in (*FORMATS, "jpg", "tif")]
-                text = f"another picture (up to {MOST_BYTES / 1e6:g} MB)"
+                text = f"another picture (up to {MOST_BYTES >> 20} MB)"
                 upload = gr.File(file_types=endings, label=text, height=120)
         specs, keeps, sides = [], [], []
         with gr.Row():
@@ -103,7 +103,7 @@ def build(
             try:
                 picture = picture if path is None else take(path, transform)
             except UserError as error:
-                gr.Warning(str(error), duration=None, title="This picture was not taken")
+                gr.Warning(str(error), duration=None)
             return [None, picture, *draw(picture, *others)]
 
         def offered(spec: str) -> Any:

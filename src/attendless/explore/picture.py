@@ -16,7 +16,7 @@ from torch import Tensor
 from ..data.source import BadImage, load_image
 from ..show.scene import for_eyes
 
-MOST_BYTES, MOST_PIXELS = 20_000_000, 50_000_000
+MOST_BYTES, MOST_PIXELS = 20 << 20, 50_000_000
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 
@@ -33,8 +33,9 @@ class Picture:
 def take(path: str | Path, transform: Callable[[Any], Tensor]) -> Picture:
     """The picture in a file of unknown origin, as the model sees it; `BadImage` says what is wrong with it."""
     if os.path.isfile(path) and os.path.getsize(path) > MOST_BYTES:
-        size, most = os.path.getsize(path) / 1e6, MOST_BYTES / 1e6
-        raise BadImage(f"cannot read image {Path(path).name!r}: {size:.1f} MB, at most {most:g} MB are taken")
+        megabytes = os.path.getsize(path) / (1 << 20)
+        most = f"at most {MOST_BYTES >> 20} MB are taken"
+        raise BadImage(f"cannot read image {Path(path).name!r}: {megabytes:.1f} MB, {most}")
     try:
         return prepare(load_image(path, formats=FORMATS, most_pixels=MOST_PIXELS), transform)
     except BadImage as error:  # where a server keeps its uploads is nobody's business
