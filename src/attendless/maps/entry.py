@@ -70,7 +70,8 @@ def entries(model: nn.Module, images: Tensor, wanted: Sequence[int]) -> Iterator
         run = _walked if is_host(model) else _caught
         for number, attention, x, context in run(model, images, wanted):
             # A map is asked for, and nothing for a next layer.
-            yield Entry(number, attention, x, context.only(attention.reads).replace(wants=frozenset()))
+            used = context.only(attention.reads | attention.takes)
+            yield Entry(number, attention, x, used.replace(wants=frozenset()))
 
 
 def entry(model: nn.Module, images: Tensor, layer: int) -> Entry:
