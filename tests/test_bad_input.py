@@ -28,6 +28,7 @@ SOUND = {
     "eval": (MODEL, "--data", "loose", "--workers", "0"),
     "tune": (MODEL, "--data", "loose", "--images", "2"),
     "show": ("pictures/cat/0.png", "--model", MODEL, "--out", "shown.png"),
+    "explore": ("--model", MODEL, "--image", "pictures/cat/0.png"),
     "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
     "distill": (MODEL, "--data", "pictures", "--out", "run", "--attention", "foveal", "--epochs", "1", "--batch", "2"),
     "compare": (MODEL, "--data", "pictures", "--out", "contest", "--attention", "full", "--jobs", "1", "--batch", "2"),
@@ -47,8 +48,9 @@ LEARNING = ("train", "distill", "compare")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
 ATTENDING = ("info", "convert", "bench", "eval", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
-EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
-THREADED = ("bench", "eval", "tune", "show", "train", "distill", "compare")
+ENDING = tuple(verb for verb in ALL if verb != "explore")  # with a result that can be written
+EXACT = tuple(verb for verb in ENDING if verb not in ("compare", "check"))
+THREADED = ("bench", "eval", "tune", "show", "explore", "train", "distill", "compare")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +169,12 @@ TABLE = [
     word("tokens in a layer that is not there", "there is no layer", FIXED, "--tokens", "evit:at=77"),
     word("tokens for other layers", "expected 1, 2 or", FIXED, "--tokens", "tome:r=1/2/3/4/5/6/7"),
     # files to write
-    word("json a folder", "is a folder", ALL, "--json", "pictures"),
-    word("json under a file", "is not a folder", ALL, "--json", "notes.txt/x.json"),
-    word("json somebody's file", "--force", ALL, "--json", "notes.txt"),
-    word("json where nothing can be", "/proc", ALL, "--json", "/proc/none/x.json"),
-    word("json without a name", "expected the name of a file", ALL, "--json", ""),
-    word("json into the plug-in", "reads", ALL, "--plugin", "sound_plugin.py", "--json", "sound_plugin.py", "--force"),
+    word("json a folder", "is a folder", ENDING, "--json", "pictures"),
+    word("json under a file", "is not a folder", ENDING, "--json", "notes.txt/x.json"),
+    word("json somebody's file", "--force", ENDING, "--json", "notes.txt"),
+    word("json where nothing can be", "/proc", ENDING, "--json", "/proc/none/x.json"),
+    word("json without a name", "expected the name of a file", ENDING, "--json", ""),
+    word("json into the plug-in", "reads", ENDING, "--plugin", "sound_plugin.py", "--json", "sound_plugin.py", "--force"),
     word("out over the weights", "reads", ("convert", "tune"), "--weights", "weights.safetensors", "--out",
          "weights.safetensors", "--force"),
     word("out without an ending", ".safetensors", ("convert", "tune"), "--out", "model"),
@@ -195,7 +197,7 @@ TABLE = [
     word("batch that no memory holds", "expected a batch of at most", ("bench",), "--batch", "100000000"),
     word("batch without pictures enough", "batch|few", LEARNING, "--batch", "100000000"),
     *(word(f"budget {n}", "budget", CLOCKED, "--budget", n) for n in ("0", "-1", "nan", "inf", "x")),
-    *(word(f"crop {n}", "crop", (*PICTURES, "show"), "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
+    *(word(f"crop {n}", "crop", (*PICTURES, "show", "explore"), "--crop-pct", n) for n in ("0", "2", "nan", "-1", "x")),
     *(word(f"limit {n}", "--limit", ("eval",), "--limit", n) for n in ("0", "-1", "x")),
     *(word(f"images {n}", "--images", ("tune",), "--images", n) for n in ("0", "x")),
     *(word(f"workers {n}", "workers", ("eval", *LEARNING), "--workers", n) for n in ("-5", "x")),
@@ -229,11 +231,11 @@ TABLE = [
     word("precision unknown", "precision", LEARNING, "--precision", "fp1"),
     word("device unknown", "device", LEARNING, "--device", "abacus"),
     word("option that does not exist", "--nonsense", ALL, "--nonsense"),
-    word("option without its value", "--json", ALL, "--json"),
+    word("option without its value", "--json", ENDING, "--json"),
     word("one word too many", "unrecognized arguments", EXACT, "--force", "too", "many"),
-    word("model of show unknown", "unknown model 'nothing_like_it'", ("show",), "--model", "nothing_like_it"),
-    word("model of show that looks at nothing", "no attention of ours", ("show",), "--model", "resnet10t"),
-    word("weights of show damaged", "cut.safetensors", ("show",), "--weights", "cut.safetensors"),
+    word("model of show unknown", "unknown model 'nothing_like_it'", ("show", "explore"), "--model", "nothing_like_it"),
+    word("model of show that looks at nothing", "no attention of ours", ("show", "explore"), "--model", "resnet10t"),
+    word("weights of show damaged", "cut.safetensors", ("show", "explore"), "--weights", "cut.safetensors"),
     word("picture of unknown kind", ".png", ("show",), "--out", "shown.gif"),
     word("picture over somebody's file", "--force", ("show",), "--out", "pictures/cat/1.png"),
     word("picture over the one it shows", "reads", ("show",), "--out", "pictures/cat/0.png", "--force"),
@@ -241,6 +243,11 @@ TABLE = [
     *(word(f"query {n}", "query", ("show",), "--query", n) for n in ("1", "x,y", "1,2,3", "99,1", "-1,1", "nan,nan")),
     *(word(f"layer {n}", "layer", ("show",), "--layer", n) for n in ("99", "-99", "x")),
     *(word(f"head {n}", "head", ("show",), "--head", n) for n in ("99", "-1", "x")),
+    word("attention of explore unknown", "unknown attention 'nothing'", ("explore",), "--attention", "full", "nothing"),
+    word("picture of explore missing", "cannot read image", ("explore",), "--image", "none.jpg"),
+    word("picture of explore that is none", "cannot read image", ("explore",), "--image", "notes.txt"),
+    *(word(f"port {n}", "port", ("explore",), "--port", n) for n in ("0", "-1", "x", "70000")),
+    word("host that is elsewhere", "cannot serve at 203.0.113.7", ("explore",), "--host", "203.0.113.7"),
     word("table unknown", "unknown table 'lavit-99'", ("papers",), "lavit-99"),
     word("name unknown", "unknown attention 'nothing'", ("list",), "nothing"),
 ]  # fmt: skip

@@ -30,8 +30,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", metavar="F", help="the picture to begin with (default: one that Matplotlib brings)")
     text = "address to serve at (default: 127.0.0.1, this machine alone)"
     parser.add_argument("--host", metavar="H", default="127.0.0.1", help=text)
-    parser.add_argument("--port", metavar="N", type=words.positive, default=7860, help="port to serve at (7860)")
+    parser.add_argument("--port", metavar="N", type=_port, default=7860, help="port to serve at (default: 7860)")
     words.threads(parser)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 6 and 0 < int(text) < 2**16):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a port from 1 to 65535")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -57,13 +63,11 @@ def run(args: argparse.Namespace) -> None:
     model = open_model(args.model, **given, size=args.size)
     size = args.size or input_size(model)
     transform = preprocessing(model, size, args.crop_pct)
-    note = (
-        f"**{model_name(model)}** at {size_text(size)} px. Click a patch in any picture, or move it by the arrow keys."
-    )
+    explorer = Explorer(model, args.predictor)
+    note = f"**{model_name(model)}** at {size_text(size)} px. Click a patch in any picture, or use the arrow keys."
     if random_weights(args.model, **given):
         note += " Its weights are random: this is what it looks at before it has learned anything (`--weights`)."
         print("random weights: give --weights or --pretrained to see what a trained model looks at", file=sys.stderr)
-    explorer = Explorer(model, args.predictor)
     shown = [*args.attention, *ATTENTIONS]
     with page.own_folder():
         built = page.build(explorer, transform, prepare(picture, transform), shown, note)

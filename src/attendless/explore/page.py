@@ -129,8 +129,8 @@ def check_place(host: str, port: int) -> None:
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass
-    except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = str(error.strerror or error).partition(" (while")[0]
         raise UserError(f"cannot serve at {host}:{port}: {why}; --host and --port choose another place") from None
 
 

@@ -15,7 +15,7 @@ import torch
 from timm.data import ImageNetInfo
 from torch import Tensor, nn
 
-from ..attention import parse
+from ..attention import Attention, parse
 from ..convert import convert
 from ..errors import UserError
 from ..maps import Entry, entry, layers, numbers, on_grid, patches_under, seen_by_us
@@ -56,14 +56,17 @@ class Explorer:
 
     def __init__(self, model: nn.Module, predictor: str | None = None) -> None:
         self.own = seen_by_us(model).eval()
-        self.layers = numbers(self.own, None)
-        self.heads = max(int(getattr(layers(self.own)[number], "num_heads", 1)) for number in self.layers)
         self._predictor = predictor
         self._asking = threading.RLock()
         # Models are large, what enters a layer is small.
         self.model = lru_cache(maxsize=6)(self._model)
         self._entry = lru_cache(maxsize=64)(self._find_entry)
         self._facts = lru_cache(maxsize=64)(self._find_facts)
+        layers(self.own)  # says so if there are none
+        self.layers = numbers(self.model(DENSE), None)
+        self.heads = max(
+            attention.num_heads for attention in layers(self.model(DENSE)) if isinstance(attention, Attention)
+        )
 
     def grid(self, picture: Picture) -> tuple[int, int]:
         """Rows and columns of the first layer's patches, by which patches are called."""

@@ -50,7 +50,11 @@ def numbers(model: nn.Module, wanted: int | Sequence[int] | None) -> list[int]:
     attend by ours."""
     known = layers(model)
     if wanted is None:
-        return [number for number, attention in enumerate(known) if isinstance(attention, Attention)]
+        ours = [number for number, attention in enumerate(known) if isinstance(attention, Attention)]
+        if not ours:
+            name = type(model).__name__
+            raise UserError(f"every layer of {name} attends by timm's own, which keeps no map: convert it")
+        return ours
     found = set()
     for layer in [wanted] if isinstance(wanted, int) else wanted:
         if not -len(known) <= layer < len(known):

@@ -66,6 +66,11 @@ def heat(axes: Any, scene: Scene, values: Tensor | np.ndarray, *, most: float | 
     )
 
 
+def most(axes: Any, values: Tensor) -> None:
+    """Say below a map what its brightest patch gets."""
+    axes.set_xlabel(f"up to {float(values.max()):.1%}", fontsize=7)
+
+
 def _extent(scene: Scene) -> tuple[float, float, float, float]:
     height, width = scene.image.shape[-2:]
     return 0, width, height, 0
