@@ -24,6 +24,7 @@ WORDS = {
     "attendless_cli": ("one file per verb", "imports nothing heavy at the top"),
     "compare": ("contests under the same", "conditions, the report"),
     "papers": ("the papers' tables,", "counted again"),
+    "explore": ("attention in the", "browser"),
     "show": ("figures: patterns,", "trade-offs"),
     "train": ("loop, recipes, checkpoints,", "distillation"),
     "maps": ("what a layer of a model", "looks at"),
@@ -36,7 +37,7 @@ WORDS = {
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
-COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 2, "maps": 2}
+COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "explore": 2, "measure": 1, "show": 2, "maps": 2}
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20
 FILLS = {
     "attendless_cli": "#5b6770",

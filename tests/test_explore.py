@@ -125,7 +125,7 @@ def test_much_is_yellow_little_is_blue_and_the_patch_is_framed(seen: Picture) ->
     warm = middle[..., 0] - middle[..., 2]
     assert np.unravel_index(int(warm.argmax()), warm.shape) == (1, 2)
     assert np.sort(warm.ravel())[-2] < 0 < warm.max()
-    red, _, blue = drawn[-2, side // 2]
+    red, _, blue = drawn[-3, side // 2]
     assert red - blue > 120, "the frame at the lower edge"
 
 

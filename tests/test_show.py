@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
@@ -18,7 +22,6 @@ from attendless.show.scene import Scene, pixel_seen, scene, spread
 from attendless_cli import show
 from attendless_cli.main import main
 
-pytest.importorskip("matplotlib")
 #: An attention that each figure is made for.
 OF = {"foveal": "foveal:keep=0.3,cell=2,tile=1", "tokens": "full"}
 
@@ -44,6 +47,23 @@ def test_every_figure_is_drawn(name: str, tmp_path: Path) -> None:
         assert axes.images or axes.lines or axes.collections, "no panel is left empty"
     figure.savefig(tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 1000
+    assert overlapping(figure) == []
+
+
+def overlapping(figure: Figure) -> list[tuple[str, str]]:
+    """Pairs of texts of which one covers a part of the other."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    texts = [one for one in figure.findobj(Text) if one.get_visible() and one.get_text().strip()]
+    boxes = [(one.get_text(), one.get_window_extent(renderer).shrunk(0.95, 0.95)) for one in texts]
+    return [(a, b) for (a, here), (b, there) in itertools.combinations(boxes, 2) if here.overlaps(there)]
+
+
+def test_overlapping_texts_are_found() -> None:
+    figure = Figure()
+    figure.text(0.5, 0.5, "one")
+    figure.text(0.5, 0.5, "two")
+    assert overlapping(figure) == [("one", "two")]
 
 
 def test_the_command_line_knows_every_figure() -> None:
@@ -104,3 +124,46 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
             main([*words, *wrong, "--out", str(tmp_path / "no.png")])
         assert message in capsys.readouterr().err
         assert not (tmp_path / "no.png").exists()
+
+
+# Pictures of every kind -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(tmp_path: Path):
+    """What `attendless show` does with a picture file: its exit code, and the words it said."""
+
+    def show_it(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+        words = ["show", str(path), "--model", "columnar_micro_patch4_32", "--out", str(tmp_path / "shown.png")]
+        try:
+            code = main(words)
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().err
+
+    return show_it
+
+
+def test_a_picture_of_any_size_and_kind_is_shown(shown, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    colour = picture()
+    Image.new("L", (12_000, 9_000), 90).save(tmp_path / "large.jpg")
+    colour.resize((1, 1)).save(tmp_path / "pixel.png")
+    colour.save(tmp_path / "moving.gif", save_all=True, append_images=[colour.rotate(180)])
+    colour.convert("CMYK").save(tmp_path / "cmyk.jpg")
+    for name in ("large.jpg", "pixel.png", "moving.gif", "cmyk.jpg"):
+        code, said = shown(tmp_path / name, capsys)
+        assert code == 0, said
+        assert said.splitlines() == ["random weights: this is what the model looks at before it has learned anything"]
+        (tmp_path / "shown.png").unlink()
+
+
+def test_what_is_no_picture_is_said_in_one_line(shown, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.jpg").write_text("not a picture")
+    Image.new("1", (20_000, 20_000)).save(tmp_path / "bomb.png")
+    for name, message in {"text.jpg": "cannot identify image file", "bomb.png": "decompression bomb"}.items():
+        code, said = shown(tmp_path / name, capsys)
+        assert code == 2
+        assert said.startswith("attendless: error: cannot read image")
+        assert message in said
+        assert said.count("\n") == 1
+        assert not (tmp_path / "shown.png").exists()

@@ -51,15 +51,14 @@ def _enlarged(seen: Picture) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _marked(image: np.ndarray, grid: tuple[int, int], place: tuple[int, int]) -> np.ndarray:
-    """With a frame around the patch."""
+    """With a frame around the patch, orange in white, so that it is seen on every colour."""
     (rows, columns), (row, column), (height, width) = grid, place, image.shape[:2]
     top, bottom = row * height // rows, (row + 1) * height // rows
     left, right = column * width // columns, (column + 1) * width // columns
-    thick = max(2, SIDE // 110)
     marked = image.copy()
-    inside = marked[top + thick : bottom - thick, left + thick : right - thick].copy()
-    marked[top:bottom, left:right] = [int(MARK[i : i + 2], 16) for i in (1, 3, 5)]
-    marked[top + thick : bottom - thick, left + thick : right - thick] = inside
+    for inset, colour in ((0, "#ffffff"), (1, MARK), (4, "")):
+        inside = (slice(top + inset, bottom - inset), slice(left + inset, right - inset))
+        marked[inside] = [int(colour[i : i + 2], 16) for i in (1, 3, 5)] if colour else image[inside]
     return marked
 
 

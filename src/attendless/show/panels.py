@@ -48,10 +48,13 @@ def picture(axes: Any, scene: Scene, grid: Grid | None = None) -> None:
 
 def mark(axes: Any, scene: Scene, grid: Grid) -> None:
     from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
 
     (row, column), (height, width) = scene.place(grid), scene.image.shape[-2:]
     tall, wide = height / grid.height, width / grid.width
-    axes.add_patch(Rectangle((column * wide, row * tall), wide, tall, fill=False, edgecolor=MARK, linewidth=1.4))
+    frame = Rectangle((column * wide, row * tall), wide, tall, fill=False, edgecolor=MARK, linewidth=1.4)
+    frame.set_path_effects([withStroke(linewidth=2.6, foreground="white")])  # seen on every colour
+    axes.add_patch(frame)
 
 
 def heat(axes: Any, scene: Scene, values: Tensor | np.ndarray, *, most: float | None = None, over: bool = True) -> Any:
