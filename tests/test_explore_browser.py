@@ -91,7 +91,7 @@ def test_a_visit(tab, tmp_path: Path) -> None:
     answers = facts(tab)
     tab.get_by_label("number input for keep-rate").first.fill("0.5")
     now = changed(tab, now, (2, 3))  # the left model's mask and map
-    tab.wait_for_function("() => document.querySelector('.board table').innerText.includes('foveal:keep=0.5')")
+    assert tab.get_by_label("attention of the left model").input_value() == "foveal:keep=0.5"
     assert facts(tab)[0] != answers[0]
     assert facts(tab)[1] == answers[1]
 

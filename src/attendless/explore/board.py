@@ -60,7 +60,7 @@ def side(explorer: Explorer, asked: Question, attention: str) -> str:
     text = f"seen sharply: {sharp:.0f} of {patches} patches"
     place = (look.row, look.column)
     mask = _figure(paint.heat(asked.picture, look.sharp, place, most=1.0), text, f"Mask of {attention}: {text}")
-    return _row(mask, _heat(asked, look, "its map")) + _facts(attention, facts, full, names)
+    return _row(mask, _heat(asked, look, "its map")) + _facts(facts, full, names)
 
 
 def wrong(error: UserError) -> str:
@@ -82,7 +82,7 @@ def _row(*figures: str) -> str:
     return f'<div class="figures">{"".join(figures)}</div>'
 
 
-def _facts(attention: str, ours: Facts, full: Facts, names: list[str]) -> str:
+def _facts(ours: Facts, full: Facts, names: list[str]) -> str:
     """A table: time, multiply-accumulates, and the likeliest classes."""
     ratio = ours.full_ms / ours.ms
     pace = f"{ratio:.2f}× as fast" if ratio >= 1 else f"{1 / ratio:.2f}× as long"
@@ -93,7 +93,7 @@ def _facts(attention: str, ours: Facts, full: Facts, names: list[str]) -> str:
     for number in ours.answer.topk(min(5, len(names))).indices.tolist():
         now, before = float(ours.answer[number]), float(full.answer[number])
         rows.append((names[number], f"{now:.1%}", f"{before:.1%}", f"{100 * (now - before):+.1f} points"))
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in ("", attention, "full", "change"))
+    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in ("", "this model", "full", "change"))
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(value)}</td>" for value in values) + "</tr>"
         for name, *values in rows

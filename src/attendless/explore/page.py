@@ -48,7 +48,6 @@ STYLE = """
 .board figcaption { font-size: 0.85rem; padding-top: 4px; }
 .board table { width: 100%; table-layout: fixed; margin-top: 10px; border-collapse: collapse; font-size: 0.85rem; }
 .board th, .board td { text-align: right; padding: 2px 6px; font-variant-numeric: tabular-nums; }
-.board th { overflow-wrap: anywhere; }
 .board th[scope=row] { text-align: left; font-weight: normal; }
 .board .wrong { padding: 12px; border-left: 4px solid #d55e00; }
 """
