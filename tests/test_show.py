@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -14,7 +15,7 @@ from matplotlib.text import Text
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
-from attendless import UserError, convert
+from attendless import Pyramid, UserError, convert
 from attendless.measure.accuracy import preprocessing
 from attendless.show import looking
 from attendless.show.gallery import FIGURES
@@ -50,6 +51,23 @@ def test_every_figure_is_drawn(name: str, tmp_path: Path) -> None:
     assert overlapping(figure) == []
 
 
+def test_stages_may_differ_in_their_heads() -> None:
+    shape = {"embed_dims": (16, 32), "depths": (1, 1), "num_heads": (1, 2), "img_size": 32, "num_classes": 5}
+    seen = scene(Pyramid("window:size=2/full", **shape).eval(), picture(), size=(32, 32))
+    figure = looking.draw_maps(seen)
+    assert [len(axes.images) for axes in figure.axes] == [1, 2, 0, 1, 2, 2]
+    for name in ("sparsifiner-3", "bbvit-1"):
+        FIGURES[name](seen)
+
+
+def test_a_model_that_full_attention_does_not_fit_is_shown_without_it() -> None:
+    model = timm.create_model("lavit_tiny", img_size=64).eval()
+    seen = scene(model, picture(), size=(64, 64), layers=[4, 5])
+    looking.draw_maps(seen)
+    with pytest.raises(UserError, match="was made for other attentions"):
+        looking.draw_sparse(seen)
+
+
 def overlapping(figure: Figure) -> list[tuple[str, str]]:
     """Pairs of texts of which one covers a part of the other."""
     renderer = FigureCanvasAgg(figure).get_renderer()
@@ -79,7 +97,7 @@ def test_the_map_drawn_is_the_map_used() -> None:
 
 
 def test_a_pixel_of_the_file_is_found_in_what_the_model_sees() -> None:
-    transform = preprocessing(look().dense, (32, 32), 1.0)
+    transform = preprocessing(look().model, (32, 32), 1.0)
     dot = np.zeros((60, 80, 3), dtype=np.uint8)
     dot[33:36, 50:53] = 255
     seen = transform(Image.fromarray(dot))[0]

@@ -38,29 +38,28 @@ def moved(place: tuple[int, int], grid: tuple[int, int], event: dict[str, Any]) 
 def query(explorer: Explorer, asked: Question) -> str:
     """The picture with the patch, and what full attention looks at from there."""
     try:
-        look = explorer.look(DENSE, asked.picture, asked.place, asked.layer, asked.head)
+        look = explorer.look(explorer.reference, asked.picture, asked.place, asked.layer, asked.head)
         grid = explorer.grid(asked.picture)
     except UserError as error:
         return wrong(error)
     row, column = asked.place
     patch = f"row {row}, column {column}"
     shown = _figure(paint.picture(asked.picture, grid, asked.place), f"the patch: {patch}", f"The picture, {patch}")
-    return _row(shown, _heat(asked, look, "full attention"))
+    return _row(shown, _heat(asked, look, "full attention" if explorer.reference == DENSE else explorer.reference))
 
 
 def side(explorer: Explorer, asked: Question, attention: str) -> str:
     """What an attention sees sharply from the patch, its map, and what the model answers with it."""
     try:
         look = explorer.look(attention, asked.picture, asked.place, asked.layer, asked.head)
-        facts, full = explorer.facts(attention, asked.picture), explorer.facts(DENSE, asked.picture)
-        names = explorer.classes
+        facts, before = (explorer.facts(name, asked.picture) for name in (attention, explorer.reference))
     except UserError as error:
         return wrong(error)
     sharp, patches = float(look.sharp.sum()), look.sharp.numel()
     text = f"seen sharply: {sharp:.0f} of {patches} patches"
     place = (look.row, look.column)
     mask = _figure(paint.heat(asked.picture, look.sharp, place, most=1.0), text, f"Mask of {attention}: {text}")
-    return _row(mask, _heat(asked, look, "its map")) + _facts(facts, full, names)
+    return _row(mask, _heat(asked, look, "its map")) + _facts(facts, before, explorer)
 
 
 def wrong(error: UserError) -> str:
@@ -82,18 +81,21 @@ def _row(*figures: str) -> str:
     return f'<div class="figures">{"".join(figures)}</div>'
 
 
-def _facts(ours: Facts, full: Facts, names: list[str]) -> str:
+def _facts(ours: Facts, reference: Facts, explorer: Explorer) -> str:
     """A table: time, multiply-accumulates, and the likeliest classes."""
-    ratio = ours.full_ms / ours.ms
+    names, ratio = explorer.classes, ours.reference_ms / ours.ms
     pace = f"{ratio:.2f}× as fast" if ratio >= 1 else f"{1 / ratio:.2f}× as long"
     rows = [
-        ("milliseconds", f"{ours.ms:.1f}", f"{ours.full_ms:.1f}", pace),
-        ("MACs", f"{ours.macs / 1e9:.3f} G", f"{full.macs / 1e9:.3f} G", f"{ours.macs / full.macs - 1:+.1%}"),
+        ("milliseconds", f"{ours.ms:.1f}", f"{ours.reference_ms:.1f}", pace),
+        ("MACs", f"{ours.macs / 1e9:.3f} G", f"{reference.macs / 1e9:.3f} G", f"{ours.macs / reference.macs - 1:+.1%}"),
     ]
     for number in ours.answer.topk(min(5, len(names))).indices.tolist():
-        now, before = float(ours.answer[number]), float(full.answer[number])
+        now, before = float(ours.answer[number]), float(reference.answer[number])
         rows.append((names[number], f"{now:.1%}", f"{before:.1%}", f"{100 * (now - before):+.1f} points"))
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in ("", "this model", "full", "change"))
+    head = "".join(
+        f'<th scope="col">{escape(text)}</th>'
+        for text in ("", "this model", "full" if explorer.reference == DENSE else explorer.reference, "change")
+    )
     body = "".join(
         f'<tr><th scope="row">{escape(name)}</th>' + "".join(f"<td>{escape(value)}</td>" for value in values) + "</tr>"
         for name, *values in rows

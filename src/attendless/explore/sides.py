@@ -21,6 +21,7 @@ from ..errors import UserError
 from ..maps import Entry, entry, layers, numbers, on_grid, patches_under, seen_by_us
 from ..measure.clock import race
 from ..measure.macs import count
+from ..show.scene import with_full_attention
 from .picture import Picture
 
 #: How long the models are timed for a picture, in seconds; `attendless bench` takes longer and says how sure it is.
@@ -42,12 +43,12 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a model answers, as probabilities [classes], and what that takes: milliseconds beside those of full
-    attention, timed in turns, and multiply-accumulates."""
+    """What a model answers, as probabilities [classes], and what that takes: milliseconds beside those of what it is
+    compared with, timed in turns, and multiply-accumulates."""
 
     answer: Tensor
     ms: float
-    full_ms: float
+    reference_ms: float
     macs: int
 
 
@@ -63,15 +64,24 @@ class Explorer:
         self._entry = lru_cache(maxsize=64)(self._find_entry)
         self._facts = lru_cache(maxsize=64)(self._find_facts)
         layers(self.own)  # says so if there are none
-        self.layers = numbers(self.model(DENSE), None)
-        self.heads = max(
-            attention.num_heads for attention in layers(self.model(DENSE)) if isinstance(attention, Attention)
-        )
+        self.reference = self._reference()
+        self.layers = numbers(self.model(self.reference), None)
+        known = layers(self.model(self.reference))
+        self.heads = max(attention.num_heads for attention in known if isinstance(attention, Attention))
+
+    def _reference(self) -> str:
+        """What all is compared with: full attention, or, where that does not fit (the stages of a LaViT hand on scores
+        of another shape), the model as it is."""
+        try:
+            self.model(DENSE)
+        except UserError:
+            return OWN
+        return DENSE
 
     def grid(self, picture: Picture) -> tuple[int, int]:
         """Rows and columns of the first layer's patches, by which patches are called."""
         with self._asking:
-            grid = self._entry(DENSE, picture, self.layers[0]).context.grid
+            grid = self._entry(self.reference, picture, self.layers[0]).context.grid
         return grid.height, grid.width
 
     def look(
@@ -118,7 +128,7 @@ class Explorer:
         if attention == OWN:
             return self.own
         if attention == DENSE:
-            return convert(self.own, "full", tokens="none").eval()
+            return with_full_attention(self.own)
         uses = self._predictor if "sparsifiner" in attention else None
         return convert(self.own, attention, below_breakeven="keep", predictor=uses).eval()
 
@@ -129,9 +139,12 @@ class Explorer:
     def _find_facts(self, attention: str, picture: Picture) -> Facts:
         ours = self.model(attention)
         answer = ours(picture.image)[0].float().softmax(-1)
-        contest = {name: partial(self.model(name), picture.image) for name in dict.fromkeys((DENSE, attention))}
+        contest = {
+            name: partial(self.model(name), picture.image) for name in dict.fromkeys((self.reference, attention))
+        }
         timed = race(contest, budget=GLANCE, rounds=7)
-        return Facts(answer, 1000 * timed.median(attention), 1000 * timed.median(DENSE), count(ours).total)
+        ms, before = (1000 * timed.median(name) for name in (attention, self.reference))
+        return Facts(answer, ms, before, count(ours).total)
 
 
 def keep_of(attention: str) -> float | None:

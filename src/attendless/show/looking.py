@@ -19,16 +19,18 @@ if TYPE_CHECKING:
 def draw_maps(scene: Scene) -> Figure:
     """what the patch looks at, layer by layer and head by head"""
     found = scene.maps()
-    count = found[0].weights.shape[1]
-    figure, axes = panels.sheet(len(found), 1 + count, f"{scene.name}: what the patch looks at")
+    heads = scene.heads or range(max(one.weights.shape[1] for one in found))
+    figure, axes = panels.sheet(len(found), 1 + len(heads), f"{scene.name}: what the patch looks at")
     for row, one in zip(axes, found, strict=True):
         panels.picture(row[0], scene, one.grid)
-        for head, values in enumerate(one.on_grid()[0, :, 0]):
-            panels.heat(row[1 + head], scene, values)
-            panels.mark(row[1 + head], scene, one.grid)
-            panels.most(row[1 + head], values)
-    numbers = scene.heads or range(count)
-    panels.heads_of(axes, ["query", *(f"head {head}" for head in numbers)], [f"layer {one.layer}" for one in found])
+        maps_of_layer = one.on_grid()[0, :, 0]
+        for panel, values in zip(row[1:], maps_of_layer, strict=False):
+            panels.heat(panel, scene, values)
+            panels.mark(panel, scene, one.grid)
+            panels.most(panel, values)
+        for panel in row[1 + len(maps_of_layer) :]:  # stages may differ in their heads
+            panel.set_axis_off()
+    panels.heads_of(axes, ["query", *(f"head {head}" for head in heads)], [f"layer {one.layer}" for one in found])
     return figure
 
 
@@ -70,7 +72,7 @@ def seen_closely(scene: Scene, given: Entry) -> Tensor:
 
 def draw_rollout(scene: Scene) -> Figure:
     """attention rollout: where the class token's answer comes from, through all layers"""
-    whose = "class token" if scene.dense.num_prefix_tokens else "mean token"
+    whose = "class token" if scene.model.num_prefix_tokens else "mean token"
     models = {scene.name: scene.model, "full attention": scene.dense}
     if scene.name == "full":
         del models["full"]
@@ -78,7 +80,7 @@ def draw_rollout(scene: Scene) -> Figure:
     panels.picture(axes[0, 0], scene)
     for panel, model in zip(axes[0, 1:], models.values(), strict=True):
         mixed = rollout(model, scene.image)
-        row = mixed[:, :1] if scene.dense.num_prefix_tokens else mixed.mean(1, keepdim=True)
+        row = mixed[:, :1] if scene.model.num_prefix_tokens else mixed.mean(1, keepdim=True)
         values = on_grid(row, entry(model, scene.image, 0).context.grid)[0, 0]
         panels.heat(panel, scene, values)
         panels.most(panel, values)

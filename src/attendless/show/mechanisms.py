@@ -58,7 +58,7 @@ def _fixed(spec: str, grid: Grid, query: int) -> Tensor:
 
 def draw_bigbird(scene: Scene) -> Figure:
     """BigBird's parts and their sum, every query against every key (BBViT's figure 1)"""
-    grid = entry(scene.dense, scene.image, 0).context.grid
+    grid = entry(scene.model, scene.image, scene.layers[0]).context.grid.whole()
     figure, axes = panels.sheet(2, len(PARTS), "BigBird on this model's grid", 2.0)
     for column, spec in zip(axes.T, PARTS.values(), strict=True):
         attention = create(spec, 8, 1, grid=grid)
@@ -145,7 +145,7 @@ def _predicting(scene: Scene, layers: Sequence[int]) -> list[Any]:
 def draw_foveal(scene: Scene) -> Figure:
     """the picture as the patch sees it: sharp where it looks, blurred elsewhere"""
     rows = list(entries(scene.model, scene.image, scene.layers))
-    heads = scene.heads or tuple(range(rows[0].attention.num_heads))
+    heads = scene.heads or tuple(range(min(given.attention.num_heads for given in rows)))
     figure, axes = panels.sheet(len(rows), len(heads), f"as the patch sees it: {rows[0].attention.spec}", 2.0)
     height, width = scene.image.shape[-2:]
     for panel_row, given in zip(axes, rows, strict=True):
