@@ -49,6 +49,7 @@ STYLE = """
 .board table { width: 100%; table-layout: fixed; margin-top: 10px; border-collapse: collapse; font-size: 0.85rem; }
 .board th, .board td { text-align: right; padding: 2px 6px; font-variant-numeric: tabular-nums; }
 .board th[scope=row] { text-align: left; font-weight: normal; }
+.board th:first-child { width: 34%; }
 .board .wrong { padding: 12px; border-left: 4px solid #d55e00; }
 """
 
@@ -77,7 +78,7 @@ def build(
                     column = gr.Number(columns // 2, label="column", precision=0, minimum=0, maximum=columns - 1)
                 endings = [f".{name.lower()}" for name in (*FORMATS, "jpg", "tif")]
                 text = f"another picture (up to {MOST_BYTES >> 20} MB)"
-                upload = gr.File(file_types=endings, label=text, height=120)
+                upload = gr.File(file_types=endings, label=text, height=140)
         specs, keeps, sides = [], [], []
         with gr.Row():
             for which, spec in zip(("left", "right"), shown, strict=False):
