@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     if random_weights(args.model, **given):
         note += " Its weights are random: this is what it looks at before it has learned anything (`--weights`)."
         print("random weights: give --weights or --pretrained to see what a trained model looks at", file=sys.stderr)
-    shown = [*args.attention, *ATTENTIONS]
+    shown = list(dict.fromkeys([*args.attention, *ATTENTIONS]))
     with page.own_folder():
         built = page.build(explorer, transform, prepare(picture, transform), shown, note)
         with page.serving(built, args.host, args.port) as address:
