@@ -48,8 +48,7 @@ LEARNING = ("train", "distill", "compare")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
 ATTENDING = ("info", "convert", "bench", "eval", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
-ENDING = tuple(verb for verb in ALL if verb != "explore")  # with a result that can be written
-EXACT = tuple(verb for verb in ENDING if verb not in ("compare", "check"))
+EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
 THREADED = ("bench", "eval", "tune", "show", "explore", "train", "distill", "compare")
 
 
@@ -169,13 +168,12 @@ TABLE = [
     word("tokens in a layer that is not there", "there is no layer", FIXED, "--tokens", "evit:at=77"),
     word("tokens for other layers", "expected 1, 2 or", FIXED, "--tokens", "tome:r=1/2/3/4/5/6/7"),
     # files to write
-    word("json a folder", "is a folder", ENDING, "--json", "pictures"),
-    word("json under a file", "is not a folder", ENDING, "--json", "notes.txt/x.json"),
-    word("json somebody's file", "--force", ENDING, "--json", "notes.txt"),
-    word("json where nothing can be", "/proc", ENDING, "--json", "/proc/none/x.json"),
-    word("json without a name", "expected the name of a file", ENDING, "--json", ""),
-    word("json into the plug-in", "reads", ENDING, "--plugin", "sound_plugin.py", "--json", "sound_plugin.py",
-         "--force"),
+    word("json a folder", "is a folder", ALL, "--json", "pictures"),
+    word("json under a file", "is not a folder", ALL, "--json", "notes.txt/x.json"),
+    word("json somebody's file", "--force", ALL, "--json", "notes.txt"),
+    word("json where nothing can be", "/proc", ALL, "--json", "/proc/none/x.json"),
+    word("json without a name", "expected the name of a file", ALL, "--json", ""),
+    word("json into the plug-in", "reads", ALL, "--plugin", "sound_plugin.py", "--json", "sound_plugin.py", "--force"),
     word("out over the weights", "reads", ("convert", "tune"), "--weights", "weights.safetensors", "--out",
          "weights.safetensors", "--force"),
     word("out without an ending", ".safetensors", ("convert", "tune"), "--out", "model"),
@@ -232,7 +230,7 @@ TABLE = [
     word("precision unknown", "precision", LEARNING, "--precision", "fp1"),
     word("device unknown", "device", LEARNING, "--device", "abacus"),
     word("option that does not exist", "--nonsense", ALL, "--nonsense"),
-    word("option without its value", "--json", ENDING, "--json"),
+    word("option without its value", "--json", ALL, "--json"),
     word("one word too many", "unrecognized arguments", EXACT, "--force", "too", "many"),
     word("model of show unknown", "unknown model 'nothing_like_it'", ("show", "explore"), "--model", "nothing_like_it"),
     word("model of show that looks at nothing", "no attention of ours", ("show", "explore"), "--model", "resnet10t"),

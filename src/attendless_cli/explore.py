@@ -14,7 +14,7 @@ import argparse
 import sys
 import threading
 
-from . import words
+from . import output, words
 
 MODEL, ATTENTIONS = "deit_tiny_patch16_224", ("foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled")
 
@@ -32,6 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", metavar="H", default="127.0.0.1", help=text)
     parser.add_argument("--port", metavar="N", type=_port, default=7860, help="port to serve at (default: 7860)")
     words.threads(parser)
+    words.json(parser)
 
 
 def _port(text: str) -> int:
@@ -74,5 +75,7 @@ def run(args: argparse.Namespace) -> None:
         with page.serving(built, args.host, args.port) as address:
             if args.host not in ("127.0.0.1", "localhost", "::1"):
                 print("anyone who can reach this address can use it", file=sys.stderr)
+            about = {"model": args.model, "attention": shown, "size": list(size)}
+            output.write_json(args.json, {"rows": [{**about, "address": address}]})
             print(f"{address}  (Ctrl-C ends it)", flush=True)
             threading.Event().wait()
