@@ -27,6 +27,7 @@ WORDS = {
     "predict": ("pictures in, answers out;", "shards, a cluster"),
     "compare": ("contests under the same", "conditions, the report"),
     "papers": ("the papers' tables,", "counted again"),
+    "explore": ("attention in the", "browser"),
     "show": ("figures: patterns,", "trade-offs"),
     "train": ("loop, recipes, checkpoints,", "distillation"),
     "maps": ("what a layer of a model", "looks at"),
@@ -40,7 +41,7 @@ WORDS = {
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
-COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 1, "maps": 2}
+COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 1, "maps": 2, "explore": 1}
 COLUMNS |= {"hub": 2, "export": 3, "predict": 3, "serve": 3}
 ACROSS = 4
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,13 @@ import torch
 
 # Decisions in tests must not hang on how busy the machine is: nothing is timed unless a test asks for it.
 os.environ.setdefault("ATTENDLESS_CHOOSE", "off")
+
+
+#: What chromium needs in a container, and what keeps it from calling home.
+_FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -25,3 +33,16 @@ def data_dir() -> Path:
     if not path.is_dir():
         pytest.skip(f"no development data at {path} (set ATTENDLESS_DATA)")
     return path
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's chromium, driven by playwright, or a skip that says what is missing."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no chromium on this machine: the page was not opened in a browser")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=chromium, args=list(_FLAGS))
+        yield opened
+        opened.close()

@@ -31,6 +31,7 @@ SOUND = {
     "tune": (MODEL, "--data", "loose", "--images", "2"),
     "export": (MODEL, "--out", "fast.pt2", "--quick"),
     "show": ("pictures/cat/0.png", "--model", MODEL, "--out", "shown.png"),
+    "explore": ("--model", MODEL, "--image", "pictures/cat/0.png"),
     "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
     "distill": (MODEL, "--data", "pictures", "--out", "run", "--attention", "foveal", "--epochs", "1", "--batch", "2"),
     "compare": (MODEL, "--data", "pictures", "--out", "contest", "--attention", "full", "--jobs", "1", "--batch", "2"),
@@ -53,8 +54,8 @@ PICTURES = ("eval", "tune", "train", "distill", "compare")
 ATTENDING = ("info", "convert", "bench", "eval", "predict", "export", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
 EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
-THREADED = ("bench", "eval", "predict", "serve", "tune", "export", "show", "train", "distill", "compare")
-CROPPED = (*PICTURES, "show", "predict", "serve")
+THREADED = ("bench", "eval", "predict", "serve", "tune", "export", "show", "explore", "train", "distill", "compare")
+CROPPED = (*PICTURES, "show", "explore", "predict", "serve")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,9 +275,9 @@ TABLE = [
     word("option that does not exist", "--nonsense", ALL, "--nonsense"),
     word("option without its value", "--json", ALL, "--json"),
     word("one word too many", "unrecognized arguments", EXACT, "--force", "too", "many"),
-    word("model of show unknown", "unknown model 'nothing_like_it'", ("show",), "--model", "nothing_like_it"),
-    word("model of show that looks at nothing", "no attention of ours", ("show",), "--model", "resnet10t"),
-    word("weights of show damaged", "cut.safetensors", ("show",), "--weights", "cut.safetensors"),
+    word("model of show unknown", "unknown model 'nothing_like_it'", ("show", "explore"), "--model", "nothing_like_it"),
+    word("model of show that looks at nothing", "no attention of ours", ("show", "explore"), "--model", "resnet10t"),
+    word("weights of show damaged", "cut.safetensors", ("show", "explore"), "--weights", "cut.safetensors"),
     word("picture of unknown kind", ".png", ("show",), "--out", "shown.gif"),
     word("picture over somebody's file", "--force", ("show",), "--out", "pictures/cat/1.png"),
     word("picture over the one it shows", "reads", ("show",), "--out", "pictures/cat/0.png", "--force"),
@@ -284,6 +285,11 @@ TABLE = [
     *(word(f"query {n}", "query", ("show",), "--query", n) for n in ("1", "x,y", "1,2,3", "99,1", "-1,1", "nan,nan")),
     *(word(f"layer {n}", "layer", ("show",), "--layer", n) for n in ("99", "-99", "x")),
     *(word(f"head {n}", "head", ("show",), "--head", n) for n in ("99", "-1", "x")),
+    word("attention of explore unknown", "unknown attention 'nothing'", ("explore",), "--attention", "full", "nothing"),
+    word("picture of explore missing", "cannot read image", ("explore",), "--image", "none.jpg"),
+    word("picture of explore that is none", "cannot read image", ("explore",), "--image", "notes.txt"),
+    *(word(f"port {n}", "port", ("explore",), "--port", n) for n in ("0", "-1", "x", "70000")),
+    word("host that is elsewhere", "cannot serve at 203.0.113.7", ("explore",), "--host", "203.0.113.7"),
     word("table unknown", "unknown table 'lavit-99'", ("papers",), "lavit-99"),
     word("name unknown", "unknown attention 'nothing'", ("list",), "nothing"),
 ]  # fmt: skip

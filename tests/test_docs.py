@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import runpy
 import shlex
 import sys
 from collections.abc import Iterator
@@ -265,3 +266,16 @@ def test_the_executor_is_measured_like_any_other() -> None:
     large = operations.case_of("gather", operations.Lists(5000, 7), torch.empty(1, 1, 5000, 8))
     with execution("mine"):
         assert attendless.sparse.choose(large).executor != "mine", "what it refuses goes to another"
+
+
+def test_the_example_prints_a_map(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(ROOT / "examples" / "seeing.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    whole, window = (
+        torch.tensor([list(map(float, line.split())) for line in part]) for part in (lines[1:9], lines[10:])
+    )
+    assert whole.shape == window.shape == (8, 8)
+    assert whole.sum() == pytest.approx(100, abs=4)  # rounded, and the class token has a share
+    assert window[:4, :4].sum() == pytest.approx(100, abs=2)
+    assert not window[4:].any()
+    assert not window[:, 4:].any()

@@ -164,3 +164,25 @@ def test_weights_on_a_grid_by_hand() -> None:
     grid = Grid(1, 3, 1, cells=torch.tensor([[1]]), sizes=torch.tensor([[2.0]]), owners=torch.tensor([[-1, 0, 0]]))
     weights = torch.tensor([[[0.4, 0.6]]])
     assert on_grid(weights, grid).tolist() == [[[[0.0, pytest.approx(0.3), pytest.approx(0.3)]]]]
+
+
+@pytest.mark.parametrize("make", [columnar, pyramid, swin])
+def test_a_model_that_was_asked_is_the_model_it_was(make) -> None:
+    """So there is nothing that could cost a later forward anything."""
+    model, images = make(), torch.randn(1, 3, 32, 32)
+    model(images)
+
+    def state() -> list[dict[str, object]]:
+        return [{name: id(value) for name, value in vars(module).items()} for module in model.modules()]
+
+    def filled() -> list[dict[str, list[int]]]:
+        parts = [
+            {name: value for name, value in vars(module).items() if isinstance(value, dict)}
+            for module in model.modules()
+        ]
+        return [{name: [*map(id, value.values())] for name, value in part.items()} for part in parts]
+
+    before = state(), filled()
+    maps(model, images, query=(9, 9))
+    maps(model, images)
+    assert (state(), filled()) == before

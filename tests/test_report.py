@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,11 +15,6 @@ from attendless.compare.contestants import MODEL, combinations
 from attendless.compare.patterns import looks
 from attendless.compare.report import page
 from attendless.palette import COLOURS
-
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 
 
 def made_up_row(i: int, attention: str, setting: str = "one") -> dict:
@@ -83,18 +77,6 @@ def test_the_page_fetches_nothing_and_escapes_its_data(report: Path) -> None:
     assert "attendless &lt;x&gt;" in text
     found = json.loads(re.search(r'id="data">(.*?)</script>', text, re.DOTALL)[1])
     assert found["rows"][7]["attention"] == "</script><b>bold"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if chromium is None:
-        pytest.skip("no chromium on this machine: the page was not opened in a browser")
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(params=[(1280, 800, "light"), (390, 844, "dark")], ids=["laptop", "phone"])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from PIL import Image
 from timm.models.vision_transformer import VisionTransformer
 
-from attendless import UserError, convert
+from attendless import Pyramid, UserError, convert
 from attendless.measure.accuracy import preprocessing
 from attendless.show import looking
 from attendless.show.gallery import FIGURES
@@ -18,7 +23,6 @@ from attendless.show.scene import Scene, pixel_seen, scene, spread
 from attendless_cli import show
 from attendless_cli.main import main
 
-pytest.importorskip("matplotlib")
 #: An attention that each figure is made for.
 OF = {"foveal": "foveal:keep=0.3,cell=2,tile=1", "tokens": "full"}
 
@@ -44,6 +48,40 @@ def test_every_figure_is_drawn(name: str, tmp_path: Path) -> None:
         assert axes.images or axes.lines or axes.collections, "no panel is left empty"
     figure.savefig(tmp_path / "figure.svg")
     assert (tmp_path / "figure.svg").stat().st_size > 1000
+    assert overlapping(figure) == []
+
+
+def test_stages_may_differ_in_their_heads() -> None:
+    shape = {"embed_dims": (16, 32), "depths": (1, 1), "num_heads": (1, 2), "img_size": 32, "num_classes": 5}
+    seen = scene(Pyramid("window:size=2/full", **shape).eval(), picture(), size=(32, 32))
+    figure = looking.draw_maps(seen)
+    assert [len(axes.images) for axes in figure.axes] == [1, 2, 0, 1, 2, 2]
+    for name in ("sparsifiner-3", "bbvit-1"):
+        FIGURES[name](seen)
+
+
+def test_a_model_that_full_attention_does_not_fit_is_shown_without_it() -> None:
+    model = timm.create_model("lavit_tiny", img_size=64).eval()
+    seen = scene(model, picture(), size=(64, 64), layers=[4, 5])
+    looking.draw_maps(seen)
+    with pytest.raises(UserError, match="was made for other attentions"):
+        looking.draw_sparse(seen)
+
+
+def overlapping(figure: Figure) -> list[tuple[str, str]]:
+    """Pairs of texts of which one covers a part of the other."""
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    figure.draw(renderer)
+    texts = [one for one in figure.findobj(Text) if one.get_visible() and one.get_text().strip()]
+    boxes = [(one.get_text(), one.get_window_extent(renderer).shrunk(0.95, 0.95)) for one in texts]
+    return [(a, b) for (a, here), (b, there) in itertools.combinations(boxes, 2) if here.overlaps(there)]
+
+
+def test_overlapping_texts_are_found() -> None:
+    figure = Figure()
+    figure.text(0.5, 0.5, "one")
+    figure.text(0.5, 0.5, "two")
+    assert overlapping(figure) == [("one", "two")]
 
 
 def test_the_command_line_knows_every_figure() -> None:
@@ -59,7 +97,7 @@ def test_the_map_drawn_is_the_map_used() -> None:
 
 
 def test_a_pixel_of_the_file_is_found_in_what_the_model_sees() -> None:
-    transform = preprocessing(look().dense, (32, 32), 1.0)
+    transform = preprocessing(look().model, (32, 32), 1.0)
     dot = np.zeros((60, 80, 3), dtype=np.uint8)
     dot[33:36, 50:53] = 255
     seen = transform(Image.fromarray(dot))[0]
@@ -104,3 +142,46 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
             main([*words, *wrong, "--out", str(tmp_path / "no.png")])
         assert message in capsys.readouterr().err
         assert not (tmp_path / "no.png").exists()
+
+
+# Pictures of every kind -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shown(tmp_path: Path):
+    """What `attendless show` does with a picture file: its exit code, and the words it said."""
+
+    def show_it(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+        words = ["show", str(path), "--model", "columnar_micro_patch4_32", "--out", str(tmp_path / "shown.png")]
+        try:
+            code = main(words)
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().err
+
+    return show_it
+
+
+def test_a_picture_of_any_size_and_kind_is_shown(shown, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    colour = picture()
+    Image.new("L", (12_000, 9_000), 90).save(tmp_path / "large.jpg")
+    colour.resize((1, 1)).save(tmp_path / "pixel.png")
+    colour.save(tmp_path / "moving.gif", save_all=True, append_images=[colour.rotate(180)])
+    colour.convert("CMYK").save(tmp_path / "cmyk.jpg")
+    for name in ("large.jpg", "pixel.png", "moving.gif", "cmyk.jpg"):
+        code, said = shown(tmp_path / name, capsys)
+        assert code == 0, said
+        assert said.splitlines() == ["random weights: this is what the model looks at before it has learned anything"]
+        (tmp_path / "shown.png").unlink()
+
+
+def test_what_is_no_picture_is_said_in_one_line(shown, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "text.jpg").write_text("not a picture")
+    Image.new("1", (20_000, 20_000)).save(tmp_path / "bomb.png")
+    for name, message in {"text.jpg": "cannot identify image file", "bomb.png": "decompression bomb"}.items():
+        code, said = shown(tmp_path / name, capsys)
+        assert code == 2
+        assert said.startswith("attendless: error: cannot read image")
+        assert message in said
+        assert said.count("\n") == 1
+        assert not (tmp_path / "shown.png").exists()

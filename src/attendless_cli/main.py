@@ -26,6 +26,7 @@ VERBS = {
     "predict": "say what is in pictures, from a model or an exported file, here or on a cluster",
     "serve": "answer over HTTP what is in a picture, in batches",
     "show": "draw what a model looks at in a picture",
+    "explore": "look at a model's attention in the browser, patch by patch",
     "tune": "search what to merge and attend with in each layer: answers kept, milliseconds saved",
     "export": "write a model for ONNX Runtime, OpenVINO or torch.export, checked against PyTorch",
     "train": "train a model",

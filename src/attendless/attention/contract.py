@@ -268,7 +268,7 @@ class Attention(nn.Module):
             eye = v.new_zeros(N, v.shape[-1])
             eye[start : start + width, :width] = torch.eye(width, device=v.device, dtype=v.dtype)
             out, _ = self.attend(q, k, eye.expand_as(v), context)
-            columns.append(out[:, :, rows, :width])
+            columns.append(out[:, :, rows, :width].clone())  # a view would keep the rows nobody asked for
         return torch.cat(columns, dim=-1)
 
     def sees(self, x: Tensor, context: Context, query: int) -> Tensor:

@@ -36,10 +36,11 @@ class Full(Attention):
         return torch.dropout(weights, self.dropout, self.training) @ v, context.replace(scores=scores)
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
-        """softmax(q kᵀ / √D + log s), at once."""
+        """softmax(q kᵀ / √D + residual + log s), at once."""
         q, k, _ = self.project(x)
         rows, bias = slice(query, query + 1) if isinstance(query, int) else query, context.grid.key_bias(q.dtype)
         score = self.scale * q[:, :, rows] @ k.transpose(-2, -1)
+        score = score if context.residual is None else score + context.residual[:, :, rows]
         return torch.softmax(score if bias is None else score + bias[:, None, None], dim=-1)
 
     def core_macs(self, grid: Grid) -> int:

@@ -126,14 +126,21 @@ class Reduced(Attention):
 
     def spread(self, grid: Grid) -> Tensor:
         """How much of each token is in each key, [M, N]; rows sum to one."""
-        tokens = torch.eye(grid.tokens)
         if not hasattr(self, "sr"):
-            return tokens
-        image = self._shrink(tokens[:, grid.prefix :].view(grid.tokens, 1, grid.height, grid.width))
-        if not self.options.pool:
-            image = F.avg_pool2d(image, self.options.ratio)
-        reduced = torch.cat([tokens[: grid.prefix], image.flatten(1).T])
-        return reduced / reduced.sum(1, keepdim=True)
+            return torch.eye(grid.tokens)
+        # A mean over a block is a mean over its rows of means over its columns.
+        patches = torch.kron(self._shares(grid.height), self._shares(grid.width))
+        return torch.block_diag(torch.eye(grid.prefix), patches)
+
+    def _shares(self, side: int) -> Tensor:
+        """How much of each place along a side is in each part of it."""
+        places = torch.eye(side)[:, None]
+        if self.options.pool:
+            shares = F.adaptive_avg_pool1d(places, self.options.pool)[:, 0].T
+        else:
+            whole = F.pad(places, (0, max(0, self.options.ratio - side)))
+            shares = F.avg_pool1d(whole, self.options.ratio)[:, 0].T
+        return shares / shares.sum(1, keepdim=True)
 
     def core_macs(self, grid: Grid) -> int:
         return 2 * grid.tokens * self.keys(grid) * self.attn_dim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
@@ -34,15 +35,21 @@ class Source(Protocol):
     def name(self, index: int) -> str: ...
 
 
-def load_image(path: str | Path) -> Image.Image:
+def load_image(
+    path: str | Path, *, formats: tuple[str, ...] | None = None, most_pixels: int | None = None
+) -> Image.Image:
     """Decode one file into an upright RGB picture, or raise `BadImage`.
 
-    EXIF rotation is applied; greyscale (8 and 16 bit), palette, CMYK and transparent pictures become RGB.
+    EXIF rotation is applied; greyscale (8 and 16 bit), palette, CMYK and transparent pictures become RGB; of a moving
+    one the first picture is taken. Whoever does not know where a file comes from says which `formats` (Pillow's names)
+    and how many pixels he takes: a file of some kilobytes can hold gigabytes of them.
     """
     try:
         if not os.path.isfile(path):  # a pipe would wait for ever
             raise OSError("no such file" if not os.path.lexists(path) else "not a regular file")
-        with Image.open(path) as image:
+        with _opened(path, formats) as image:
+            if most_pixels is not None and image.width * image.height > most_pixels:
+                raise OSError(f"{image.width} × {image.height} pixels, at most {most_pixels / 1e6:g} million are taken")
             return upright_rgb(image)
     except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
         raise BadImage(f"cannot read image {str(path)!r}: {error or type(error).__name__}") from None
@@ -52,6 +59,13 @@ def upright_rgb(image: Image.Image) -> Image.Image:
     """The pixels of a file that Pillow has opened. Its decoders raise nearly everything on damaged files."""
     image.load()
     return _rgb(_upright(image))
+
+
+def _opened(path: str | Path, formats: tuple[str, ...] | None) -> Image.Image:
+    """As Pillow does, which raises for what must be meant to harm, without its warning about what is merely large."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        return Image.open(path, formats=formats)
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -50,7 +50,11 @@ def numbers(model: nn.Module, wanted: int | Sequence[int] | None) -> list[int]:
     attend by ours."""
     known = layers(model)
     if wanted is None:
-        return [number for number, attention in enumerate(known) if isinstance(attention, Attention)]
+        ours = [number for number, attention in enumerate(known) if isinstance(attention, Attention)]
+        if not ours:
+            name = type(model).__name__
+            raise UserError(f"every layer of {name} attends by timm's own, which keeps no map: convert it")
+        return ours
     found = set()
     for layer in [wanted] if isinstance(wanted, int) else wanted:
         if not -len(known) <= layer < len(known):
@@ -70,7 +74,8 @@ def entries(model: nn.Module, images: Tensor, wanted: Sequence[int]) -> Iterator
         run = _walked if is_host(model) else _caught
         for number, attention, x, context in run(model, images, wanted):
             # A map is asked for, and nothing for a next layer.
-            yield Entry(number, attention, x, context.only(attention.reads).replace(wants=frozenset()))
+            used = context.only(attention.reads | attention.takes)
+            yield Entry(number, attention, x, used.replace(wants=frozenset()))
 
 
 def entry(model: nn.Module, images: Tensor, layer: int) -> Entry:

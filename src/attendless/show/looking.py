@@ -19,15 +19,18 @@ if TYPE_CHECKING:
 def draw_maps(scene: Scene) -> Figure:
     """what the patch looks at, layer by layer and head by head"""
     found = scene.maps()
-    count = found[0].weights.shape[1]
-    figure, axes = panels.sheet(len(found), 1 + count, f"{scene.name}: what the patch looks at")
+    heads = scene.heads or range(max(one.weights.shape[1] for one in found))
+    figure, axes = panels.sheet(len(found), 1 + len(heads), f"{scene.name}: what the patch looks at")
     for row, one in zip(axes, found, strict=True):
         panels.picture(row[0], scene, one.grid)
-        for head, values in enumerate(one.on_grid()[0, :, 0]):
-            panels.heat(row[1 + head], scene, values)
-            panels.mark(row[1 + head], scene, one.grid)
-    numbers = scene.heads or range(count)
-    panels.heads_of(axes, ["query", *(f"head {head}" for head in numbers)], [f"layer {one.layer}" for one in found])
+        maps_of_layer = one.on_grid()[0, :, 0]
+        for panel, values in zip(row[1:], maps_of_layer, strict=False):
+            panels.heat(panel, scene, values)
+            panels.mark(panel, scene, one.grid)
+            panels.most(panel, values)
+        for panel in row[1 + len(maps_of_layer) :]:  # stages may differ in their heads
+            panel.set_axis_off()
+    panels.heads_of(axes, ["query", *(f"head {head}" for head in heads)], [f"layer {one.layer}" for one in found])
     return figure
 
 
@@ -38,7 +41,7 @@ def draw_sparse(scene: Scene) -> Figure:
     """
     rows = []
     for ours, full in zip(scene.maps(), scene.maps(dense=True), strict=True):
-        seen = closely(scene, entry(scene.model, scene.image, ours.layer)).float()
+        seen = seen_closely(scene, entry(scene.model, scene.image, ours.layer)).float()
         mask = on_grid(seen[None], ours.grid)[0]
         sparse, dense = (one.on_grid()[0, :, 0] for one in (ours, full))
         for i, head in enumerate(scene.heads or ()):
@@ -49,13 +52,18 @@ def draw_sparse(scene: Scene) -> Figure:
     for row, (_, grid, mask, sparse, dense) in zip(axes, rows, strict=True):
         panels.picture(row[0], scene, grid)
         panels.heat(row[1], scene, mask, most=1, over=False)
-        panels.heat(row[2], scene, sparse)
-        panels.heat(row[3], scene, dense)
-    panels.heads_of(axes, ["query", "seen closely", scene.attention_text, "full"], [name for name, *_ in rows])
+        row[1].set_xlabel(f"{float(mask.mean()):.0%} of the patches", fontsize=7)
+        for panel, values in ((row[2], sparse), (row[3], dense)):
+            panels.heat(panel, scene, values)
+            panels.most(panel, values)
+        for panel in row[1:]:
+            panels.mark(panel, scene, grid)
+    closely = "seen closely" if scene.heads else "seen closely (share of heads)"
+    panels.heads_of(axes, ["query", closely, scene.attention_text, "full"], [name for name, *_ in rows])
     return figure
 
 
-def closely(scene: Scene, given: Entry) -> Tensor:
+def seen_closely(scene: Scene, given: Entry) -> Tensor:
     """Which tokens the patch asked for sees as they are, head by head: bool [H, N]."""
     (query,) = patches_under(scene.query, given.context.grid, scene.image)
     with torch.no_grad():
@@ -64,15 +72,19 @@ def closely(scene: Scene, given: Entry) -> Tensor:
 
 def draw_rollout(scene: Scene) -> Figure:
     """attention rollout: where the class token's answer comes from, through all layers"""
-    whose = "class token" if scene.dense.num_prefix_tokens else "mean token"
-    figure, axes = panels.sheet(1, 3, f"{scene.name}: rollout of the {whose}", cell=2.4)
+    whose = "class token" if scene.model.num_prefix_tokens else "mean token"
+    models = {scene.name: scene.model, "full attention": scene.dense}
+    if scene.name == "full":
+        del models["full"]
+    figure, axes = panels.sheet(1, 1 + len(models), f"rollout of the {whose}", cell=2.4)
     panels.picture(axes[0, 0], scene)
-    for panel, model in zip(axes[0, 1:], (scene.model, scene.dense), strict=True):
+    for panel, model in zip(axes[0, 1:], models.values(), strict=True):
         mixed = rollout(model, scene.image)
-        row = mixed[:, :1] if scene.dense.num_prefix_tokens else mixed.mean(1, keepdim=True)
-        first = entry(model, scene.image, 0).context.grid
-        panels.heat(panel, scene, on_grid(row, first)[0, 0])
-    panels.heads_of(axes, ["picture", "this model", "full attention"], [""])
+        row = mixed[:, :1] if scene.model.num_prefix_tokens else mixed.mean(1, keepdim=True)
+        values = on_grid(row, entry(model, scene.image, 0).context.grid)[0, 0]
+        panels.heat(panel, scene, values)
+        panels.most(panel, values)
+    panels.heads_of(axes, ["picture", *models], [""])
     return figure
 
 
@@ -81,16 +93,16 @@ def draw_saturation(scene: Scene) -> Figure:
     from .figures import new_figure
 
     alike, diagonal = saturation(scene)
-    figure = new_figure(9, 3.8)
-    left, right = figure.subplots(1, 2)
+    figure = new_figure(10, 3.8)
+    left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.12})
     shown = left.imshow(alike.numpy(), cmap=panels.HEAT, vmin=0, vmax=1)
     figure.colorbar(shown, ax=left, label="cosine of their maps")
     left.set(xlabel="layer", ylabel="layer", title="how alike layers look")
     right.plot(diagonal.numpy(), "o-", color="#0072b2")
     right.axhline(1, color="grey", linestyle=":", label="as much as anywhere")
-    right.set(xlabel="layer", ylabel="attention to oneself, in means of a row", title="diagonality", ylim=(0, None))
+    right.set(xlabel="layer", ylabel="attention to oneself (1: a row's mean)", title="diagonality", ylim=(0, None))
     right.legend(fontsize=8)
-    figure.suptitle(scene.name, fontsize=10)
+    figure.suptitle(f"{scene.name}: saturation", fontsize=10)
     return figure
 
 

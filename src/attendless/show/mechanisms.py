@@ -14,7 +14,7 @@ from ..attention import Context, Grid, create
 from ..errors import UserError
 from ..maps import entries, entry, numbers, on_grid, patches_under
 from . import panels
-from .looking import closely
+from .looking import seen_closely
 from .scene import Scene
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def draw_patterns(scene: Scene) -> Figure:
     )
     panels.picture(axes[0, 0], scene, grid)
     found = {name: _fixed(spec, grid, query) for name, spec in FIXED.items()}
-    found[given.attention.name] = closely(scene, given)[(scene.heads or (0,))[0]]
+    found[given.attention.name] = seen_closely(scene, given)[(scene.heads or (0,))[0]]
     for panel, mask in zip(axes[0, 1:], found.values(), strict=True):
         panels.heat(panel, scene, on_grid(mask[None, None].float(), grid)[0, 0], most=1)
         panels.mark(panel, scene, grid)
@@ -58,7 +58,7 @@ def _fixed(spec: str, grid: Grid, query: int) -> Tensor:
 
 def draw_bigbird(scene: Scene) -> Figure:
     """BigBird's parts and their sum, every query against every key (BBViT's figure 1)"""
-    grid = entry(scene.dense, scene.image, 0).context.grid
+    grid = entry(scene.model, scene.image, scene.layers[0]).context.grid.whole()
     figure, axes = panels.sheet(2, len(PARTS), "BigBird on this model's grid", 2.0)
     for column, spec in zip(axes.T, PARTS.values(), strict=True):
         attention = create(spec, 8, 1, grid=grid)
@@ -83,27 +83,30 @@ def draw_low_rank(scene: Scene) -> Figure:
             q, k, _ = given.attention.project(given.x)
             guess = given.attention.connectivity(q, k, one.grid)[:, :, query].mean(1, keepdim=True)
         panels.picture(row[0], scene, one.grid)
-        panels.heat(row[1], scene, dense.on_grid()[0, :, 0].mean(0))
-        panels.heat(row[2], scene, on_grid(guess, one.grid)[0, 0])
-        panels.heat(row[3], scene, one.on_grid()[0, :, 0].mean(0))
+        shown = (dense.on_grid()[0, :, 0].mean(0), on_grid(guess, one.grid)[0, 0], one.on_grid()[0, :, 0].mean(0))
+        for panel, values in zip(row[1:], shown, strict=True):
+            panels.heat(panel, scene, values)
+            panels.mark(panel, scene, one.grid)
+            panels.most(panel, values)
     panels.heads_of(axes, ["query", "full", "low-rank", "sparse"], [f"layer {one.layer}" for one in ours])
     return figure
 
 
-def draw_basis(scene: Scene, most: int = 24) -> Figure:
+def draw_basis(scene: Scene, most: int = 12) -> Figure:
     """the sparse basis W_up, a row of it a panel (Sparsifiner's figure 6)"""
     found = []
     for given in _predicting(scene, scene.layers):
         grid = given.context.grid.whole()
         with torch.no_grad():
-            rows = given.attention.sparse_basis(grid)[grid.prefix : grid.prefix + most]
+            rows = given.attention.sparse_basis(grid)[grid.prefix :]
+        rows = rows[torch.linspace(0, len(rows) - 1, min(most, len(rows))).round().long()]  # spread over all of them
         found.append(on_grid(rows[None], grid)[0])
     count = min(len(rows) for rows in found)
-    figure, axes = panels.sheet(len(found), count, "the sparse basis: rows of W_up on the grid", 0.72)
+    figure, axes = panels.sheet(len(found), count, f"the sparse basis: {count} rows of W_up on the grid", 1.0)
     for row, maps in zip(axes, found, strict=True):
         for panel, values in zip(row, maps, strict=False):
             panels.heat(panel, scene, values, over=False)
-    panels.heads_of(axes, [""] * count, [str(layer) for layer in scene.layers])
+    panels.heads_of(axes, [""] * count, [f"layer {layer}" for layer in scene.layers])
     return figure
 
 
@@ -114,13 +117,15 @@ def draw_coefficients(scene: Scene) -> Figure:
     columns = min(6, len(found))
     rows = -(-len(found) // columns)
     figure, axes = panels.sheet(
-        rows, columns, f"coefficients of head {head}: queries down, averages of keys across", 1.9
+        rows, columns, f"coefficients of head {head}: queries down, averages of keys across (prefix tokens first)", 1.9
     )
     for panel, given in zip(axes.flat, found, strict=False):
         with torch.no_grad():
             q, k, _ = given.attention.project(given.x)
             values = given.attention.coefficients(q, k, given.context.grid)[0, head]
-        panel.imshow(values.numpy(), cmap=panels.HEAT, vmin=0, aspect="auto", interpolation="nearest")
+        top = float(values[:, given.context.grid.prefix :].max())  # a class token would outshine the patches
+        panel.imshow(values.numpy(), cmap=panels.HEAT, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+        panel.set_xlabel(f"patches: up to {top:.1%}", fontsize=7)
         panel.set_title(f"layer {given.layer}", fontsize=8)
     for panel in axes.flat[len(found) :]:
         panel.remove()
@@ -140,11 +145,11 @@ def _predicting(scene: Scene, layers: Sequence[int]) -> list[Any]:
 def draw_foveal(scene: Scene) -> Figure:
     """the picture as the patch sees it: sharp where it looks, blurred elsewhere"""
     rows = list(entries(scene.model, scene.image, scene.layers))
-    heads = scene.heads or tuple(range(rows[0].attention.num_heads))
+    heads = scene.heads or tuple(range(min(given.attention.num_heads for given in rows)))
     figure, axes = panels.sheet(len(rows), len(heads), f"as the patch sees it: {rows[0].attention.spec}", 2.0)
     height, width = scene.image.shape[-2:]
     for panel_row, given in zip(axes, rows, strict=True):
-        grid, seen = given.context.grid, closely(scene, given)
+        grid, seen = given.context.grid, seen_closely(scene, given)
         side = getattr(given.attention, "layout", lambda grid: None)(grid)
         if side is None:
             raise UserError(f"layer {given.layer} attends with {given.attention.spec}: this figure is of foveal")

@@ -48,10 +48,13 @@ def picture(axes: Any, scene: Scene, grid: Grid | None = None) -> None:
 
 def mark(axes: Any, scene: Scene, grid: Grid) -> None:
     from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
 
     (row, column), (height, width) = scene.place(grid), scene.image.shape[-2:]
     tall, wide = height / grid.height, width / grid.width
-    axes.add_patch(Rectangle((column * wide, row * tall), wide, tall, fill=False, edgecolor=MARK, linewidth=1.4))
+    frame = Rectangle((column * wide, row * tall), wide, tall, fill=False, edgecolor=MARK, linewidth=1.4)
+    frame.set_path_effects([withStroke(linewidth=2.6, foreground="white")])  # seen on every colour
+    axes.add_patch(frame)
 
 
 def heat(axes: Any, scene: Scene, values: Tensor | np.ndarray, *, most: float | None = None, over: bool = True) -> Any:
@@ -64,6 +67,11 @@ def heat(axes: Any, scene: Scene, values: Tensor | np.ndarray, *, most: float | 
     return axes.imshow(
         values, cmap=HEAT, vmin=0, vmax=top or 1.0, extent=extent, interpolation="nearest", alpha=0.72 if over else 1.0
     )
+
+
+def most(axes: Any, values: Tensor) -> None:
+    """Say below a map what its brightest patch gets."""
+    axes.set_xlabel(f"up to {float(values.max()):.1%}", fontsize=7)
 
 
 def _extent(scene: Scene) -> tuple[float, float, float, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,11 +26,10 @@ _PROBE = 2_000_000
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """`image` [1, 3, h, w] enters the `model`; `view` [h, w, 3] is the same for eyes, 0 to 1. `dense` is the model
-    with full attention and every token. `query` is a pixel of the view, `layers` and `heads` what is to be shown."""
+    """`image` [1, 3, h, w] enters the `model`; `view` [h, w, 3] is the same for eyes, 0 to 1. `query` is a pixel of the
+    view, `layers` and `heads` what is to be shown."""
 
     model: Any
-    dense: Any
     image: Tensor
     view: np.ndarray
     query: Pixel
@@ -39,6 +39,11 @@ class Scene:
     def maps(self, *, dense: bool = False, layers: Sequence[int] | None = None) -> list[Map]:
         """What the patch asked for looks at, in the layers asked for."""
         return maps(self.dense if dense else self.model, self.image, layers or self.layers, self.heads, self.query)
+
+    @cached_property
+    def dense(self) -> Any:
+        """The model with full attention and every token."""
+        return with_full_attention(self.model)
 
     def place(self, grid: Grid) -> tuple[int, int]:
         """The row and column of the patch asked for."""
@@ -77,13 +82,17 @@ def scene(
     shown = spread(numbers(ours, None)) if layers is None else numbers(ours, layers)
     return Scene(
         ours,
-        convert(ours, "full", tokens="none"),
         image[None],
-        _view(image, transform),
+        for_eyes(image, transform),
         seen,
         tuple(shown),
         None if heads is None else tuple(heads),
     )
+
+
+def with_full_attention(model: Any) -> Any:
+    """The model with full attention and every token, wherever that pays or not."""
+    return convert(model, "full", tokens="none", below_breakeven="keep").eval()
 
 
 def spread(layers: Sequence[int], count: int = 4) -> list[int]:
@@ -124,7 +133,7 @@ def _geometry(transform: Any, values: np.ndarray) -> np.ndarray:
     return np.asarray(found)
 
 
-def _view(image: Tensor, transform: Any) -> np.ndarray:
+def for_eyes(image: Tensor, transform: Any) -> np.ndarray:
     """What enters the model [3, h, w], with its normalisation undone: [h, w, 3]."""
     for step in transform.transforms:
         if hasattr(step, "mean") and hasattr(step, "std"):

@@ -1,0 +1,41 @@
+"""Whether a model that was asked for its maps is slower afterwards than one that never was.
+
+python benchmarks/maps.py deit_tiny_patch16_224 --attention full foveal:keep=0.1
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+
+import torch
+
+import attendless
+from attendless.convert import open_model
+from attendless.measure.clock import race
+from attendless.sizes import input_size
+from attendless.stamp import stamp, stamp_line
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--attention", nargs="+", default=["full"])
+    parser.add_argument("--budget", type=float, default=20.0)
+    args = parser.parse_args()
+    for attention in args.attention:
+        never, asked = (open_model(args.model, attention=attention, below_breakeven="keep") for _ in range(2))
+        image = torch.randn(1, 3, *input_size(asked))
+        attendless.maps(asked, image, query=(20, 20))
+        attendless.maps(asked, image)
+        with torch.inference_mode():
+            timed = race({"never": partial(never, image), "asked": partial(asked, image)}, budget=args.budget)
+        found = timed.compare("asked", "never")
+        verdict = "distinguishable" if found.distinguishable else "not distinguishable"
+        low, high = found.interval
+        print(f"{attention}: {found.ratio:.3f}× ({low:.3f} to {high:.3f}, {found.pairs} rounds): {verdict}")
+    print(stamp_line(stamp()))
+
+
+if __name__ == "__main__":
+    main()
