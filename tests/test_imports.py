@@ -11,7 +11,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 #: From the bottom up. A new part gets its line here; what may import what follows from where it stands.
 ORDER = (
     *("version", "errors", "palette", "options", "storage", "sizes", "randomness", "plugins", "compiled", "stamp"),
-    *("data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "maps", "show"),
+    *("data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "dense", "maps", "show"),
     *("compare", "papers"),
     *("__init__", "__main__"),
 )
