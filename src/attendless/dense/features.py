@@ -130,7 +130,7 @@ def pyramid_stages(model: Any) -> list[int]:
     if not set(STRIDES) <= known.keys():
         found = f"has maps of stride {', '.join(map(str, known))}" if known else "gives no maps"
         raise UserError(
-            f"{type(model).__name__} cannot be a backbone of detection or segmentation: expected a column of tokens, or "
-            f"a pyramid with maps of stride 4, 8, 16 and 32, and this one {found}"
+            f"{type(model).__name__} cannot be a backbone of detection or segmentation: expected a column of tokens, "
+            f"or a pyramid with maps of stride 4, 8, 16 and 32, and this one {found}"
         )
     return [known[stride] for stride in STRIDES]

@@ -1,7 +1,7 @@
 """RetinaNet on torchvision's parts: feature pyramid, anchors, focal loss, suppression of doubles.
 
-The pyramid begins at stride 8 and goes on to 128; P6 comes from the backbone's last map, as published (torchvision takes
-P5 where that map is as wide as the pyramid).
+The pyramid begins at stride 8 and goes on to 128; P6 comes from the backbone's last map, as published (torchvision
+takes P5 where that map is as wide as the pyramid).
 """
 
 from __future__ import annotations

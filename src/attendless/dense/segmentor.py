@@ -23,10 +23,8 @@ from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork
 from ..errors import UserError
 from ..options import Options, option
 from .features import Features
+from .masks import IGNORE_INDEX
 from .model import Dense
-
-#: Pixels of a mask that count neither as right nor as wrong.
-IGNORE_INDEX = 255
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,8 @@ from .lavit import SOURCE
 from .table import Row, Table, register_table
 
 LAYERS = (
-    "FLOPs: convolutions and linear layers alone, as the poster counts; Swin's also on the padding of its windows, which "
-    "its authors' code projects"
+    "FLOPs: convolutions and linear layers alone, as the poster counts; Swin's also on the padding of its windows, "
+    "which its authors' code projects"
 )
 EVERY = "every product: also q·kᵀ, weights·v, Θ and Ψ, and no padding projected, as attendless computes it"
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)

@@ -74,7 +74,7 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets * F.log_softmax(logits.float(), dim=-1)).sum(-1).mean()
 
 
-def trace_bad(objective: nn.Module, images: Tensor, targets: Tensor) -> str:
+def trace_bad(objective: nn.Module, images: Tensor, targets: Any) -> str:
     """Name the first tensor that is not finite: the input, a parameter, a module's output or a gradient."""
     if not images.isfinite().all():
         return "the input images"
