@@ -23,7 +23,10 @@ from PIL import Image
 from ..data.source import load_image
 from ..errors import UserError
 
-_EXPECTED = "Expected COCO's annotations/instances_train….json and instances_val….json, train.json and val.json, or instances.json"
+_EXPECTED = (
+    "Expected COCO's annotations/instances_train….json and instances_val….json, train.json and val.json, or "
+    "instances.json"
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import torch
 from segmentation_models_pytorch.base.modules import Conv2dReLU
-from segmentation_models_pytorch.decoders.fpn.decoder import SegmentationBlock
 from segmentation_models_pytorch.decoders.upernet.decoder import UPerNetDecoder
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,12 +28,12 @@ from .model import Dense
 
 @dataclasses.dataclass(frozen=True)
 class SemanticFPNOptions(Options):
-    channels: int = option(256, "width of the feature pyramid; half of it in the branches", low=64)
+    channels: int = option(256, "width of the feature pyramid; half of it in the branches", low=8)
     drop: float = option(0.1, "dropout before the classifier", low=0, high=1)
 
     def __post_init__(self) -> None:
-        if self.channels % 64:
-            raise UserError(f"channels={self.channels}: expected a multiple of 64")
+        if self.channels % 8:
+            raise UserError(f"channels={self.channels}: expected a multiple of 8")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +74,7 @@ class SemanticFPN(Segmentor):
         self.features, self.num_classes, self.chosen = features, num_classes, options
         width = options.channels
         self.fpn = FeaturePyramidNetwork(list(features.channels), width)
-        self.branches = nn.ModuleList(SegmentationBlock(width, width // 2, n_upsamples=i) for i in range(4))
+        self.branches = nn.ModuleList(_branch(width, width // 2, doublings) for doublings in range(4))
         self.drop = nn.Dropout2d(options.drop)
         self.classify = nn.Conv2d(width // 2, num_classes, 1)
 
@@ -84,6 +83,18 @@ class SemanticFPN(Segmentor):
         size = levels[0].shape[-2:]
         found = [_resize(branch(level), size) for branch, level in zip(self.branches, pyramid, strict=True)]
         return {"pixels": (self.classify(self.drop(sum(found))), 1.0)}
+
+
+def _branch(width: int, narrow: int, doublings: int) -> nn.Sequential:
+    """Convolutions, each followed by a doubling; where none is due, one convolution. Norms are over groups of four
+    channels (32 groups at the published width), so that a batch may hold one picture, and a map one cell."""
+    layers: list[nn.Module] = []
+    for i in range(max(1, doublings)):
+        conv = nn.Conv2d(narrow if i else width, narrow, 3, padding=1, bias=False)
+        layers += [conv, nn.GroupNorm(narrow // 4, narrow), nn.ReLU(inplace=True)]
+        if doublings:
+            layers.append(nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False))
+    return nn.Sequential(*layers)
 
 
 class UperNet(Segmentor):
