@@ -26,6 +26,7 @@ WORDS = {
     "papers": ("the papers' tables,", "counted again"),
     "show": ("figures: patterns,", "trade-offs"),
     "train": ("loop, recipes, checkpoints,", "distillation"),
+    "dense": ("detection, segmentation:", "features, heads, data"),
     "maps": ("what a layer of a model", "looks at"),
     "measure": ("clock, memory, MACs,", "bench, eval, tune"),
     "convert": ("a pretrained model → the same", "attending less; files"),
@@ -36,7 +37,7 @@ WORDS = {
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
-COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 2, "maps": 2}
+COLUMNS = {"data": 0, "train": 0, "dense": 0, "papers": 0, "compare": 1, "measure": 1, "show": 2, "maps": 2}
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20
 FILLS = {
     "attendless_cli": "#5b6770",

@@ -8,6 +8,7 @@ from ..convert.files import register_task
 _HOMES = {
     "build": "model",
     "evaluate": "evaluating",
+    "extractor": "features",
     "predict": "draw",
     "train": "training",
 }

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 from ..backbones import Pyramid
 from ..backbones.columnar import ColumnarHost
 from ..backbones.stem import to_map
+from ..convert import open_model
 from ..errors import UserError
 
 #: The strides of the four maps, in pixels. Of a column whose patches are no power of two they are nearly these.
@@ -77,6 +78,15 @@ class Features(nn.Module):
             return [torch.empty(batch, self.backbone.embed_dim, grid.height, grid.width, device="meta")]
         sides = [[-(-side // stride) for side in size] for stride in STRIDES]
         return [torch.empty(batch, width, *hw, device="meta") for width, hw in zip(self.channels, sides, strict=True)]
+
+
+def extractor(
+    model: str, attention: str | None = None, size: int | tuple[int, int] | None = None, **more: Any
+) -> Features:
+    """A backbone by its name or file as a feature extractor; `more` goes to `open_model` (`weights`, `tokens`)."""
+    built = open_model(model, attention=attention or "full", size=size, below_breakeven="keep", **more)
+    built.reset_classifier(0)
+    return Features(built).eval()
 
 
 class SimplePyramid(nn.Module):

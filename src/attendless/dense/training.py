@@ -21,7 +21,7 @@ from ..train.training import Begin, Result, finish, model_text, set_drop
 from ..train.worth import slower
 from .coco import open_boxes
 from .masks import open_masks
-from .model import Dense, build, head_for
+from .model import Dense, build, head_class, head_for
 from .recipes import DEFAULT_RECIPES, DenseRecipe, dense_recipe
 from .tasks import TASK, DenseObjective
 
@@ -48,6 +48,7 @@ def train(
     call on the same `out` continues where it stopped.
     """
     chosen_head = head_for(task, head)
+    head_class(chosen_head)  # its options, and the library it needs
     chosen = settle(recipe or DEFAULT_RECIPES[task], task, fields)
     train, val, note = (open_boxes if task == "detection" else open_masks)(data)
     remarks = [] if recipe else [f"recipe {DEFAULT_RECIPES[task]}: {chosen.epochs} epochs, lr {chosen.rate():g}"]
