@@ -124,9 +124,9 @@ def predict(args: argparse.Namespace, images: list[str]) -> int:
 
 def _said(found: Any) -> str:
     if found.boxes is None:
-        return ", ".join(f"{found.names[i]} {100 * share:.0f} %" for i, share in found.shares()[:5])
+        return ", ".join(f"{found.names[i]}: {100 * share:.0f} %" for i, share in found.shares()[:5])
     names = [found.names[label] for label in found.labels.tolist()]
-    return ", ".join(f"{names.count(name)} {name}" for name in dict.fromkeys(names)) or "nothing"
+    return ", ".join(f"{name}: {names.count(name)}" for name in dict.fromkeys(names)) or "nothing"
 
 
 def _made(row: dict[str, Any]) -> str:

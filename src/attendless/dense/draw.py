@@ -100,7 +100,7 @@ def _with_legend(picture: Image.Image, found: Found) -> Image.Image:
     pen, font, top = ImageDraw.Draw(picture), _font(picture), 2.0
     for index, share in found.shares():
         if share >= 0.01:
-            top = _write(pen, (2, top), f"{found.names[index]} {100 * share:.0f} %", colour(index), font)
+            top = _write(pen, (2, top), f"{found.names[index]}: {100 * share:.0f} %", colour(index), font)
     return picture
 
 
