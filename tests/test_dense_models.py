@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 from torch.nn import functional as F
+from torchvision.ops import box_iou
 
 import attendless
 from attendless import UserError, convert
@@ -107,6 +108,28 @@ def test_every_head_learns_and_answers_at_odd_sizes(head: str) -> None:
         assert answer.shape == (2, 3, 50, 70)
     else:
         assert all(set(found) == {"boxes", "labels", "scores"} for found in answer)
+
+
+def test_boxes_come_out_where_they_were_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that says of every anchor what it is to learn: what is found are the targets, also in padded pictures."""
+    model = build(column(), SMALL["retinanet"], 3).eval()
+    images = torch.randn(2, 3, 150, 210)
+    boxes = [torch.tensor([[20.0, 30, 70, 90], [100, 40, 190, 140]]), torch.tensor([[5.0, 60, 45, 120]])]
+    labels = [torch.tensor([2, 0]), torch.tensor([1])]
+    rules, (_, anchors, _) = model._rules[0], model.outputs(images)
+    told: dict[str, list[torch.Tensor]] = {"cls_logits": [], "bbox_regression": []}
+    for places, truth, classes in zip(anchors, boxes, labels, strict=True):
+        every = torch.cat(places)
+        matched = rules.proposal_matcher(box_iou(truth, every))
+        logits = torch.full((len(every), 3), -9.0)
+        logits[matched >= 0, classes[matched[matched >= 0]]] = 9.0
+        told["cls_logits"].append(logits)
+        told["bbox_regression"].append(rules.box_coder.encode_single(truth[matched.clamp(min=0)], every))
+    monkeypatch.setattr(model.head, "forward", lambda pyramid: {n: torch.stack(v) for n, v in told.items()})
+    for found, truth, classes in zip(model(images), boxes, labels, strict=True):
+        order = found["labels"].argsort()
+        torch.testing.assert_close(found["boxes"][order], truth[classes.argsort()], atol=1e-2, rtol=1e-3)
+        assert found["labels"].sort().values.tolist() == sorted(classes.tolist())
 
 
 def test_padding_changes_nothing_for_a_picture_that_needs_none() -> None:
