@@ -30,6 +30,7 @@ WORDS = {
     "explore": ("attention in the", "browser"),
     "show": ("figures: patterns,", "trade-offs"),
     "train": ("loop, recipes, checkpoints,", "distillation"),
+    "dense": ("detection, segmentation:", "features, heads, data"),
     "maps": ("what a layer of a model", "looks at"),
     "export": ("ONNX, OpenVINO, pt2:", "written, checked, opened"),
     "measure": ("clock, memory, MACs,", "bench, eval, tune"),
@@ -41,7 +42,17 @@ WORDS = {
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
-COLUMNS = {"data": 0, "train": 0, "papers": 0, "compare": 1, "measure": 1, "show": 1, "maps": 2, "explore": 1}
+COLUMNS = {
+    "data": 0,
+    "train": 0,
+    "dense": 0,
+    "papers": 0,
+    "compare": 1,
+    "measure": 1,
+    "show": 1,
+    "maps": 2,
+    "explore": 1,
+}
 COLUMNS |= {"hub": 2, "export": 3, "predict": 3, "serve": 3}
 ACROSS = 4
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20

@@ -54,6 +54,8 @@ PICTURES = ("eval", "tune", "train", "distill", "compare")
 ATTENDING = ("info", "convert", "bench", "eval", "predict", "export", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
 EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
+TASKS = ("train", "eval")
+DETECTION = ("--task", "detection")
 THREADED = ("bench", "eval", "predict", "serve", "tune", "export", "show", "explore", "train", "distill", "compare")
 CROPPED = (*PICTURES, "show", "explore", "predict", "serve")
 
@@ -292,6 +294,22 @@ TABLE = [
     word("host that is elsewhere", "cannot serve at 203.0.113.7", ("explore",), "--host", "203.0.113.7"),
     word("table unknown", "unknown table 'lavit-99'", ("papers",), "lavit-99"),
     word("name unknown", "unknown attention 'nothing'", ("list",), "nothing"),
+    # detection and segmentation
+    word("task unknown", "unknown task 'segmentatoin'. Did you mean 'segmentation'", TASKS, "--task", "segmentatoin"),
+    word("task of a bare model", "expected a file that `attendless train --task` left", ("eval",), *DETECTION),
+    word("several scales of a class", "is for segmentation", ("eval",), "--several-scales"),
+    word("head unknown", "unknown head 'retina'. Did you mean 'retinanet'", ("train",), *DETECTION, "--head", "retina"),
+    word("head of another task", "is for segmentation, not for detection", ("train",), *DETECTION, "--head", "upernet"),
+    word("head without a task", "is for --task detection or segmentation", ("train",), "--head", "retinanet"),
+    word("head with an unknown option", "unknown option of head retinanet 'width'", ("train",), *DETECTION, "--head",
+         "retinanet:width=3"),
+    word("recipe of another task", "unknown recipe of detection 'quick'", ("train",), *DETECTION, "--recipe", "quick"),
+    word("field of another task", "--mixup is no field of a recipe of det", ("train",), *DETECTION, "--mixup", "1"),
+    word("dense field of a class", "--scales is no field of a recipe of classification", ("train",), "--scales", "320"),
+    word("no annotations", "no annotations in 'pictures'", ("train",), *DETECTION),
+    word("annotations that are none", "is not COCO's JSON", ("train",), *DETECTION, "--data", "untrue"),
+    word("no masks", "no masks in 'pictures'", ("train",), "--task", "segmentation"),
+    word("masks of one class", "hold 1 class", ("train",), "--task", "segmentation", "--data", "blank"),
 ]  # fmt: skip
 
 
@@ -336,6 +354,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for folder, content in contents.items():
             (root / folder).mkdir(parents=True, exist_ok=True)
             (root / folder / f"{number}.png").write_bytes(content)
+        for folder in ("blank/images", "blank/masks"):
+            (root / folder).mkdir(parents=True, exist_ok=True)
+            for name in ("a", "b"):
+                Image.new("L" if "masks" in folder else "RGB", (40, 40)).save(root / folder / f"{name}{number}.png")
+    (root / "untrue").mkdir()
+    (root / "untrue" / "instances.json").write_text("[1, 2")
     (root / "half" / "dog").mkdir()
     (root / "nothing").mkdir()
     return root

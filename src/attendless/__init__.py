@@ -1,5 +1,6 @@
 """Vision Transformers that attend less, and are measurably faster for it."""
 
+from . import dense
 from .attention import Attention, Context, Grid, Options, attentions, create, option, register
 from .backbones import Columnar, Pyramid
 from .convert import convert, load, open_model, patch, save, unpatch
@@ -31,6 +32,7 @@ __all__ = [
     "check",
     "convert",
     "create",
+    "dense",
     "execution",
     "export",
     "from_hub",

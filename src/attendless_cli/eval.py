@@ -5,9 +5,13 @@ image. Every attention is measured as asked, a saved file as it is, also where a
 Folders are matched to the model's classes by the names stored in its file, by ImageNet's (n01440764), by class index,
 or, if the model knows no names, in sorted order; some of the classes are enough. With --no-labels any folder will do.
 
+A detector or segmentor that `train --task` left is measured by COCO's average precisions, or by mean intersection over
+union.
+
 examples:
   attendless eval deit_tiny_patch16_224 --weights deit.safetensors --data imagenet/val --attention foveal:keep=0.1
   attendless eval fast.safetensors --data photos/ --no-labels --size 384 --crop-pct 1.0
+  attendless eval runs/pets/best.safetensors --data pets --attention full foveal:keep=0.25
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import itertools
 import sys
 from typing import Any
 
-from . import output, words
+from . import output, tasks, words
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +33,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
     parser.add_argument("--no-labels", action="store_true", help="measure agreement alone, whatever the folders are")
     words.crop_pct(parser)
-    parser.add_argument("--batch", metavar="B", type=words.positive, default=32, help="images at a time (default: 32)")
+    words.task(parser)
+    text = "segmentation: average answers over six scales and mirror images"
+    parser.add_argument("--several-scales", action="store_true", help=text)
+    text = "images at a time (default: 32; of detection and segmentation 4)"
+    parser.add_argument("--batch", metavar="B", type=words.positive, help=text)
     parser.add_argument("--limit", metavar="N", type=words.positive, help="use N images spread evenly over the folder")
     parser.add_argument(
         "--workers", metavar="W", type=words.count, default=1, help="processes that decode images (default: 1)"
@@ -44,12 +52,17 @@ def run(args: argparse.Namespace) -> int:
     from attendless.convert import open_model
     from attendless.data.labels import NO_LABELS, match_labels
     from attendless.data.opening import open_data
+    from attendless.errors import UserError
     from attendless.measure.accuracy import evaluate, preprocessing
     from attendless.measure.macs import count
     from attendless.sizes import input_size
 
     if args.threads:
         torch.set_num_threads(args.threads)
+    if tasks.task_of(args.model, args.task) != "classification":
+        return tasks.evaluate(args)
+    if args.several_scales:
+        raise UserError("--several-scales is for segmentation")
     source = open_data(args.data, "val", labels=not args.no_labels)
     model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
     labels = NO_LABELS if args.no_labels else match_labels(source.classes, model)
@@ -64,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
             preprocessing(model, size, args.crop_pct),
             labels=labels,
             limit=args.limit,
-            batch=args.batch,
+            batch=args.batch or 32,
             workers=args.workers,
             progress=step,
             on_skip=skipped.append,

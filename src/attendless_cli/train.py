@@ -1,9 +1,13 @@
 """Train a model on a folder of images and leave weights, metrics, curves and the recipe in a folder. The same command
 on the same folder continues where it stopped, bit for bit. Under torchrun it runs on many processes.
 
+--task detection takes COCO's JSON files, --task segmentation a folder of images/ and masks/, VOC's or ADE20K's; MODEL is
+then the backbone, and --head what stands on it.
+
 examples:
   attendless train columnar_micro_patch4_32 --data scenes --recipe scenes --out runs/scenes
   attendless train deit_tiny_patch16_224 --weights deit.safetensors --attention foveal:keep=0.25 --data photos --size 384 --out runs/foveal
+  attendless train deit_tiny_patch16_224 --weights deit.safetensors --task segmentation --data pets --out runs/pets
   torchrun --nproc_per_node 8 -m attendless train deit_small_patch16_224 --data imagenet --recipe deit --out runs/deit
 """  # noqa: E501 (commands are to be copied whole)
 
@@ -12,19 +16,27 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from . import fields, output, words
+from . import fields, output, tasks, words
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
+    from attendless.dense import recipes as theirs
     from attendless.train.recipe import RECIPES, Recipe, summary
 
     common(parser)
     words.attention(parser, many=False)
     words.tokens(parser, many=False)
+    words.task(parser)
+    text = "retinanet for detection; semantic_fpn (default) or upernet for segmentation; semantic_fpn:channels=64"
+    parser.add_argument("--head", metavar="H", help=text)
     recipes = "; ".join(f"{name}: {summary(name)}" for name in RECIPES)
-    chosen = "finetune for a model that comes with weights, quick otherwise"
+    recipes += "".join(
+        f"; {name}: {theirs.summary(task, name)}" for task in theirs.RECIPES for name in theirs.RECIPES[task]
+    )
+    chosen = "finetune for a model that comes with weights, quick otherwise; small_detection, small_segmentation"
     parser.add_argument("--recipe", metavar="R", help=f"{recipes} (default: {chosen})")
     fields.add(parser, "the recipe's fields", Recipe)
+    fields.add(parser, "fields of detection and segmentation alone", theirs.DenseRecipe, but=Recipe)
 
 
 def common(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +56,27 @@ def common(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from attendless.train import Recipe, train
+    from attendless.dense.recipes import DenseRecipe
+    from attendless.errors import UserError
+    from attendless.train import Recipe
 
-    result = train(
+    task = tasks.task_of(args.model, args.task)
+    if task == "classification":
+        from attendless.train import train as learn
+
+        if args.head:
+            raise UserError(f"--head {args.head!r} is for --task detection or segmentation")
+        kind, more = Recipe, {}
+    else:
+        from attendless.dense.training import train as learn  # type: ignore[assignment]
+
+        kind, more = DenseRecipe, {"task": task, "head": args.head}
+    for other in (Recipe, DenseRecipe):
+        fields.refuse(args, other, kind, task)
+    result = learn(
         args.model,
         args.data,
+        **more,
         attention=args.attention,
         tokens=args.tokens,
         recipe=args.recipe,
@@ -56,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         weights=args.weights,
         pretrained=args.pretrained,
         run=prepare(args),
-        **fields.given(args, Recipe),
+        **fields.given(args, kind),
     )
     return report(args, result)
 
@@ -95,7 +123,8 @@ def following(model: str, data: str, result: Any) -> list[str]:
     file = str(result.out / ("best.safetensors" if result.best is not None else "last.safetensors"))
     plain = [] if "top1" in result.metrics else ["--no-labels"]  # the pictures' labels were not the model's
     try:
-        read_header(file)
+        if "task" in read_header(file):
+            return [shlex.join(["attendless", "eval", file, "--data", data])]
     except UserError:  # bare weights, of a model that no file can describe
         return [shlex.join(["attendless", "eval", model, "--weights", file, "--data", data, *plain])]
     return [shlex.join(["attendless", "eval", file, "--data", data, *plain]), shlex.join(["attendless", "bench", file])]

@@ -44,6 +44,11 @@ def tokens(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
         parser.add_argument("--tokens", metavar="R", help=text)
 
 
+def task(parser: argparse.ArgumentParser) -> None:
+    text = "classification, detection or segmentation (default: the file's own, else classification)"
+    parser.add_argument("--task", metavar="T", help=text)
+
+
 def predictor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predictor", metavar="F",

@@ -156,6 +156,13 @@ class Context:
     def with_loss(self, name: str, value: Tensor) -> Context:
         return self.replace(losses=(*self.losses, (name, value)))
 
+    def extra(self) -> dict[str, Tensor]:
+        """The extra losses, those of one name added up."""
+        found: dict[str, Tensor] = {}
+        for name, value in self.losses:
+            found[name] = found[name] + value if name in found else value
+        return found
+
 
 def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...]) -> None:
     """Tensors (and what holds them) are children; everything else is structure, so compile specialises on it."""

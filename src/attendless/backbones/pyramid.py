@@ -223,6 +223,15 @@ class Pyramid(Host, nn.Module):
                 maps.append(to_map(grid.restore(self.norm(x) if final else x), grid).contiguous())
         return maps if intermediates_only else (x if stop_early else self.norm(x), maps)
 
+    def stage_maps(self, images: Tensor) -> tuple[list[Tensor], Context]:
+        """The map [B, C, height, width] after every stage, tokens that were reduced put back, and the last context."""
+        ends = set(accumulate(len(stage.blocks) for stage in self.stages))
+        maps = []
+        for number, x, context in self.walk(*self.embed(images)):
+            if number in ends:
+                maps.append(to_map(context.grid.restore(x), context.grid).contiguous())
+        return maps, context
+
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:

@@ -10,6 +10,7 @@ the files it needs.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention, attentions
-from ..errors import UserError
+from ..errors import UserError, unknown
 from ..plugins import source_of
 from ..sizes import image_config
 from ..storage import read_described, write_described
@@ -27,9 +28,10 @@ from .architecture import Blueprint, blueprint
 from .report import Report
 from .weights import check_finite
 
-#: Files of models that reduce tokens have format 2, those with foveal attention 3: one who reads less would build
-#: another model. Before 3 foveal attention had no first order, so specs in such files do not say that there is none.
-FORMAT = 3
+#: Files of models that reduce tokens have format 2, those with foveal attention 3, those of detectors and segmentors 4:
+#: one who reads less would build another model. Before 3 foveal attention had no first order, so specs in such files do
+#: not say that there is none.
+FORMAT = 4
 _SINCE_3 = {"foveal": "order=0"}
 _KEY = "attendless"
 _PREPARATION = (
@@ -44,18 +46,33 @@ _PREPARATION = (
     "classifier",
     "first_conv",
     "label_names",
+    "longest",
 )
+#: What a file may hold but a classifier: the name of a task → the model, given its backbone and what the file says.
+_TASKS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {}
+
+
+def register_task(name: str, build: Callable[[Any, dict[str, Any]], nn.Module]) -> None:
+    """Let files hold models for another task than classification. Such a model has `task` and `plan()`: the blueprint
+    of its backbone, and what `build` needs to know, as JSON, under `name` the task's."""
+    _TASKS[name] = build
+
+
+def plan_of(model: Any) -> tuple[Blueprint, dict[str, Any] | None]:
+    """What a file says to have a model built again: its blueprint, or its backbone's and what is on it."""
+    return model.plan() if hasattr(model, "task") else (blueprint(model), None)
 
 
 def save(model: nn.Module, path: str | Path, *, report: Report | None = None) -> None:
     """Write `model` to `path`, whole or not at all; `report`, of its conversion, is kept with it."""
     from ..version import __version__
 
-    plan = blueprint(model)
+    plan, task = plan_of(model)
     header = {
-        "format": _format(plan),
+        "format": FORMAT if task else _format(plan),
         "versions": {"attendless": __version__, "timm": timm.__version__, "torch": torch.__version__},
         **plan.as_dict(),
+        **({"task": task} if task else {}),
         "plugins": _plugins(model),
         "preparation": _preparation(model),
         "conversion": None if report is None else report.as_dict(),
@@ -69,7 +86,7 @@ def load(path: str | Path) -> Any:
     header = _header(path, text)
     _check_plugins(path, header)
     try:
-        model = Blueprint.from_dict(header).build()
+        model = _on_task(Blueprint.from_dict(header).build(), header.get("task"))
     except UserError as error:
         raise UserError(f"{str(path)!r} cannot be built here: {error}") from None
     except Exception as error:  # a header that lies can make constructors fail in any way
@@ -90,7 +107,7 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 def _format(plan: Blueprint) -> int:
     if any(_name(text) in _SINCE_3 for text in plan.attention):
-        return FORMAT
+        return 3
     return 2 if plan.tokens else 1
 
 
@@ -101,7 +118,7 @@ def _name(spec: object) -> str:
 def _as_meant(header: dict[str, Any]) -> dict[str, Any]:
     """A header of an older format with its specs in today's words: what was left out may mean something else by now."""
     layers = header.get("attention")
-    if int(header["format"]) >= FORMAT or not isinstance(layers, list):
+    if int(header["format"]) >= 3 or not isinstance(layers, list):
         return header
     return header | {"attention": [_completed(text) for text in layers]}
 
@@ -109,6 +126,14 @@ def _as_meant(header: dict[str, Any]) -> dict[str, Any]:
 def _completed(text: Any) -> Any:
     more = _SINCE_3.get(_name(text))
     return text if more is None else f"{text},{more}" if ":" in text else f"{text}:{more}"
+
+
+def _on_task(backbone: Any, about: dict[str, Any] | None) -> Any:
+    if about is None:
+        return backbone
+    if about["name"] not in _TASKS:
+        raise unknown("task", str(about["name"]), _TASKS)
+    return _TASKS[about["name"]](backbone, about)
 
 
 def _preparation(model: nn.Module) -> dict[str, Any]:

@@ -33,18 +33,27 @@ def open_model(
     layers: str | None = None,
     below_breakeven: BelowBreakeven = "full",
     predictor: str | Path | None = None,
+    tasks: bool = False,
 ) -> Any:
     """Build `model`, load `weights` from a file, set its input size and convert it to `attention` and `tokens`.
 
     Without these the model stays what it is. Where attending less cannot pay at this size a layer stays full, as in
     `convert`, unless `below_breakeven="keep"`. Without `num_classes` the weights decide how many there are; if it
     differs from theirs, the classifier starts anew, ready to be trained. `pretrained` fetches timm's weights, unless
-    `weights` are given: then the file is used.
+    `weights` are given: then the file is used. A file with a detector or segmentor is refused, or with
+    `tasks` returned as it is.
     """
     target = None if size is None else parse_size(size)
     path = Path(model)
     if _on_disk(model):
         built = load(path) if path.is_file() else huggingface.open_folder(path)
+        if hasattr(built, "task") and not tasks:
+            raise UserError(
+                f"{str(model)!r} holds a model for {built.task}: `eval`, `predict` and `train` take it, and "
+                "`attendless.load` in Python; all else is for classifiers and their backbones"
+            )
+        if hasattr(built, "task"):
+            return built
         if num_classes is not None and num_classes != built.num_classes:
             built.reset_classifier(num_classes)
         if weights is not None:

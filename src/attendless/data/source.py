@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -30,7 +30,7 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int, /) -> tuple[Image.Image, int]: ...
+    def __getitem__(self, index: int, /) -> tuple[Image.Image, Any]: ...
 
     def name(self, index: int) -> str: ...
 

@@ -30,7 +30,7 @@ class Row:
 
     @property
     def agrees(self) -> bool | None:
-        if self.ours is None or self.unit == "images/s":  # another machine's
+        if self.ours is None or not self.paper or self.unit == "images/s":  # another machine's
             return None
         return self.ours_text == self.paper
 

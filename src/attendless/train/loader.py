@@ -21,8 +21,8 @@ from ..randomness import ORDER, PICTURE, key, randomness
 from .process import ignore_interrupts
 
 Draw = tuple[int, int, int]
-#: Pixels [3, h, w], label, and the index of a picture that could not be read (or IGNORE).
-Item = tuple[Tensor, int, int]
+#: Pixels [3, h, w], what they show, and the index of a picture that could not be read (or IGNORE).
+Item = tuple[Tensor, Any, int]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,10 +48,26 @@ class Prepared(Dataset[Item]):
                 bad = index
                 continue
             with randomness(PICTURE, self.seed, epoch, taken, copy):
-                return self.transform(image), label, bad
+                return *self.prepare(image, label), bad
         if self.stand_in:
             raise UserError("not one picture of the training data can be read")
         return torch.empty(0), IGNORE, bad
+
+    def prepare(self, image: Any, label: Any) -> tuple[Tensor, Any]:
+        """A picture and what it shows, as the model learns from them."""
+        return self.transform(image), label
+
+    def stack(self, images: Sequence[Tensor], labels: Sequence[Any]) -> tuple[Tensor, Any]:
+        """Several of them as one batch."""
+        return torch.stack(list(images)), torch.tensor(labels, dtype=torch.long)
+
+    def collate(self, items: Sequence[Item]) -> tuple[Tensor | None, Any, Tensor]:
+        """A batch of those that could be read, and the indices of those that could not."""
+        bad = torch.tensor([item[2] for item in items if item[2] != IGNORE], dtype=torch.long)
+        good = items if self.stand_in else [item for item in items if item[2] == IGNORE]
+        if not good:
+            return None, torch.empty(0, dtype=torch.long), bad
+        return *self.stack([item[0] for item in good], [item[1] for item in good]), bad
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[Draw]:
@@ -113,29 +129,22 @@ def steps_per_epoch(count: int, batch: int) -> int:
 
 
 def train_loader(data: Prepared, steps: Steps, workers: int) -> DataLoader[Any]:
-    return _loader(data, steps, workers, torch.utils.data.default_collate)
+    return _loader(data, steps, workers)
 
 
 def eval_loader(data: Prepared, batch: int, workers: int, rank: int = 0, processes: int = 1) -> DataLoader[Any]:
     """Every picture exactly once over all processes; those that cannot be read are left out of the batches."""
     mine = [(0, index, 0) for index in range(rank, len(data), processes)]
-    return _loader(data, [mine[i : i + batch] for i in range(0, len(mine), batch)], workers, _collate_readable)
+    return _loader(data, [mine[i : i + batch] for i in range(0, len(mine), batch)], workers)
 
 
-def _loader(data: Prepared, batches: Any, workers: int, collate: Callable[[list[Item]], Any]) -> DataLoader[Any]:
+def _loader(data: Prepared, batches: Any, workers: int) -> DataLoader[Any]:
     return DataLoader(
         data,
         batch_sampler=batches,
         num_workers=workers,
-        collate_fn=collate,
+        collate_fn=data.collate,
         persistent_workers=workers > 0,
         pin_memory=torch.cuda.is_available(),
         worker_init_fn=ignore_interrupts,
     )
-
-
-def _collate_readable(items: Sequence[Item]) -> tuple[Tensor | None, Tensor, Tensor]:
-    good = [item for item in items if item[2] == IGNORE]
-    bad = torch.tensor([item[2] for item in items if item[2] != IGNORE], dtype=torch.long)
-    labels = torch.tensor([item[1] for item in good], dtype=torch.long)
-    return torch.stack([item[0] for item in good]) if good else None, labels, bad

@@ -17,6 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import UserError
 from ..storage import atomic
 
+#: What evaluations give in percent, of any task.
+PERCENT = ("top1", "top5", "miou", "ap", "ap50")
+
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a metrics file; a last line cut off by a kill is left out."""
@@ -126,7 +129,7 @@ class Log:
 def epoch_line(row: dict[str, Any]) -> str:
     """One epoch as one line of text."""
     parts = [f"{row['phase']} epoch {row['epoch']}", f"loss {row['loss']:.4f}", f"lr {row['lr']:.2e}"]
-    parts += [f"{name} {row[name]:.2f}" for name in ("top1", "top5") if row.get(name) is not None]
+    parts += [f"{name} {row[name]:.2f}" for name in PERCENT if row.get(name) is not None]
     parts += [f"{name} {row[name]:.4f}" for name in ("val_loss", "agreement") if row.get(name) is not None]
     return " · ".join([*parts, f"{row['images_per_second']:.0f} img/s"])
 
@@ -138,7 +141,7 @@ def draw_curves(out: Path) -> bool:
     except ImportError:
         return False
     rows = [row for row in read_rows(out / "metrics.jsonl") if row.get("event") == "epoch"]
-    panels = [("loss", ("loss", "val_loss")), ("percent", ("top1", "top5")), ("learning rate", ("lr",))]
+    panels = [("loss", ("loss", "val_loss")), ("percent", PERCENT), ("learning rate", ("lr",))]
     figure = Figure(figsize=(10, 3), layout="constrained")
     for axis, (title, names) in zip(figure.subplots(1, len(panels)), panels, strict=True):
         for name in names:

@@ -18,6 +18,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader
 
 from ..data.source import IGNORE
@@ -25,16 +26,15 @@ from ..errors import UserError
 from ..randomness import DROPOUT, key
 from ..sizes import image_config
 from .annealing import anneal, strength
-from .augment import Mix, eval_transform, preparation, train_transform
 from .checkpoint import Store
-from .evaluate import evaluate
-from .loader import Prepared, Steps, eval_loader, steps_per_epoch, train_loader
+from .loader import Steps, eval_loader, steps_per_epoch, train_loader
 from .log import Log, epoch_line
 from .objective import trace_bad
 from .optimise import Average, Schedule, choose_trained, make_optimizer
 from .process import Stop, default_workers
 from .recipe import Run
 from .state import Data, Phase, Progress
+from .task import Classification, Task
 
 
 class Diverged(UserError):
@@ -56,7 +56,8 @@ class Session:
     log: Log
     #: Writes a model where it is told to.
     save_model: Callable[[nn.Module, Path], None]
-    #: Given to `evaluate`: the model whose answers count as right where nothing is labelled.
+    task: Task = dataclasses.field(default_factory=Classification)
+    #: A model that the objective or the task asks.
     teacher: nn.Module | None = None
     #: Called in the main process when a phase has ended; after a kill just then, once more.
     after_phase: Callable[[Phase], None] | None = None
@@ -105,7 +106,7 @@ class PhaseLoop:
         self.session, self.phase, self.recipe, self.progress = session, phase, phase.recipe, progress
         self.accelerator, self.model = session.accelerator, session.model
         self.per_epoch = steps_per_epoch(len(session.data.train), self.recipe.batch)
-        self.steps = self.recipe.total_epochs * self.per_epoch
+        self.steps = self.recipe.steps(self.per_epoch)
         self.first_epoch = sum(p.recipe.total_epochs for p in session.phases[: progress.phase])
         if saved is not None:
             self.model.load_state_dict(saved["model"])
@@ -121,18 +122,12 @@ class PhaseLoop:
         objective = session.objective(self.model, phase.losses)
         self.compiled = torch.compile(objective) if self.recipe.compile else objective
         self.objective: nn.Module = self.accelerator.prepare_model(self.compiled)
-        self.mix = Mix(self.recipe, session.data.classes)
+        self.prepare = session.task.batches(session.data, self.recipe)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _tell_the_model(self) -> None:
         """Let the model know its classes and how its pictures are prepared here, so that a saved file says so too."""
-        data = self.session.data
-        known = {
-            **image_config(self.model),
-            **preparation(self.recipe, data.size, data.mean, data.std),
-            "num_classes": data.classes,
-            "label_names": data.names or None,
-        }
+        known = {**image_config(self.model), **self.session.task.told(self.session.data, self.recipe)}
         self.model.pretrained_cfg = self.model.default_cfg = known  # type: ignore[assignment]
 
     def run(self, stop: Stop) -> bool:
@@ -152,7 +147,7 @@ class PhaseLoop:
                 epoch_loss = sum(terms.values())
                 speed = (progress.step - marked) * self.recipe.batch / max(time.monotonic() - marked_at, 1e-9)
                 session.log.advance(progress.step, epoch_loss, self.schedule.rate(), speed)
-                ended = progress.step % self.per_epoch == 0
+                ended = progress.step % self.per_epoch == 0 or progress.step == self.steps
                 if progress.step % session.run.log_every == 0:
                     session.log.row(self._row("step", epoch_loss, speed) | terms)
                 if ended:
@@ -198,12 +193,12 @@ class PhaseLoop:
         progress.counted += 1
         return result, values[-1] > 0
 
-    def _batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        images, labels, bad = batch
+    def _batch(self, batch: Any) -> tuple[Tensor, Any]:
+        images, targets, bad = batch
         self._name_bad_images(bad[bad != IGNORE].tolist())
         device = self.accelerator.device
-        images, labels = images.to(device, non_blocking=True), labels.to(device, non_blocking=True)
-        return self.mix(images, labels, self.progress.total)
+        images, targets = tree_map_only(Tensor, lambda t: t.to(device, non_blocking=True), (images, targets))
+        return self.prepare(images, targets, self.progress.total)
 
     def _name_bad_images(self, indices: Sequence[int]) -> None:
         for index in indices:
@@ -215,7 +210,7 @@ class PhaseLoop:
         """Learn of the unreadable pictures that other processes met."""
         self._name_bad_images(sorted(gather_object(list(self.progress.bad_images))))
 
-    def _diverged(self, images: Tensor, targets: Tensor, loss: float) -> None:
+    def _diverged(self, images: Tensor, targets: Any, loss: float) -> None:
         step, rate = self.progress.total, self.schedule.rate()
         where = trace_bad(self.accelerator.unwrap_model(self.objective), images, targets)
         kept = self.session.store.steps()
@@ -230,13 +225,11 @@ class PhaseLoop:
         progress, session = self.progress, self.session
         means = {name: value / progress.counted for name, value in progress.sums.items()}
         row = self._row("epoch", sum(means.values()), speed) | means
-        epoch = progress.step // self.per_epoch
+        epoch = -(-progress.step // self.per_epoch)
         if epoch % self.recipe.eval_every == 0 or progress.step == self.steps:
-            labelled = session.data.labelled
-            model, teacher, name = self.average.model, session.teacher, session.data.val.name
-            found = evaluate(model, judge, self.accelerator, labelled=labelled, teacher=teacher, name=name)
+            found = session.task.evaluate(self.average.model, judge, self.accelerator, session.data)
             row |= found
-            score = found["top1"] if labelled else found.get("agreement", -row["loss"])
+            score = session.task.score(session.data, found, row["loss"])
             if progress.best is None or score > progress.best:
                 progress.best = score
                 self._write(self.average.model, "best.safetensors")
@@ -270,7 +263,6 @@ class PhaseLoop:
 
     def _train_loader(self) -> DataLoader[Any]:
         data, recipe, accelerator = self.session.data, self.recipe, self.accelerator
-        transform = train_transform(recipe, data.size, data.mean, data.std)
         steps = Steps(
             count=len(data.train),
             batch=recipe.batch,
@@ -283,11 +275,11 @@ class PhaseLoop:
             processes=accelerator.num_processes,
             first_epoch=self.first_epoch,
         )
-        return train_loader(Prepared(data.train, transform, recipe.seed, stand_in=True), steps, self.session.workers)
+        return train_loader(self.session.task.drawn(data, recipe), steps, self.session.workers)
 
     def _eval_loader(self) -> DataLoader[Any]:
         data, recipe, accelerator = self.session.data, self.recipe, self.accelerator
-        prepared = Prepared(data.val, eval_transform(recipe, data.size, data.mean, data.std), recipe.seed)
+        prepared = self.session.task.judged(data, recipe)
         batch = max(1, recipe.batch // (accelerator.num_processes * recipe.accumulate))
         workers, rank = self.session.workers, accelerator.process_index
         return eval_loader(prepared, batch, workers, rank, accelerator.num_processes)

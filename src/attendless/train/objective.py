@@ -60,10 +60,7 @@ def outputs(model: Any, images: Tensor) -> Output:
 
 def collect(model: Any, features: Tensor, context: Context) -> Output:
     """Read the logits off the features, and add up the extra losses of each name."""
-    extra: dict[str, Tensor] = {}
-    for name, value in context.losses:
-        extra[name] = extra[name] + value if name in extra else value
-    return Output(model.answer(features, context.grid), features, context, extra)
+    return Output(model.answer(features, context.grid), features, context, context.extra())
 
 
 def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:
@@ -77,7 +74,7 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return -(targets * F.log_softmax(logits.float(), dim=-1)).sum(-1).mean()
 
 
-def trace_bad(objective: nn.Module, images: Tensor, targets: Tensor) -> str:
+def trace_bad(objective: nn.Module, images: Tensor, targets: Any) -> str:
     """Name the first tensor that is not finite: the input, a parameter, a module's output or a gradient."""
     if not images.isfinite().all():
         return "the input images"

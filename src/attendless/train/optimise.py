@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2, list_optimizers
-from timm.scheduler import CosineLRScheduler
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, PolyLRScheduler
+from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -16,7 +17,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ..attention import Attention
 from ..errors import UserError, unknown
 from ..tokens import Reducer
-from .recipe import Recipe
+from .learning import Learning
 
 
 def choose_trained(model: nn.Module, patterns: Sequence[str]) -> int:
@@ -32,7 +33,7 @@ def choose_trained(model: nn.Module, patterns: Sequence[str]) -> int:
     return chosen
 
 
-def make_optimizer(model: nn.Module, recipe: Recipe) -> Optimizer:
+def make_optimizer(model: nn.Module, recipe: Learning) -> Optimizer:
     known = [str(name) for name in list_optimizers()]
     if recipe.optimizer not in known:
         raise unknown("optimizer", recipe.optimizer, known)
@@ -72,29 +73,20 @@ def slow_backbone(optimizer: Optimizer, model: nn.Module, factor: float) -> None
 class Schedule:
     """The learning rate before each step: a function of the step, or of how the validation loss went."""
 
-    def __init__(self, optimizer: Optimizer, recipe: Recipe, per_epoch: int) -> None:
+    def __init__(self, optimizer: Optimizer, recipe: Learning, per_epoch: int) -> None:
         self.optimizer = optimizer
-        self.cosine = self.plateau = None
+        self.plateau = None
+        stepped = recipe.schedule not in ("plateau", "constant")
         for group in optimizer.param_groups:
-            # timm's cosine multiplies by the group's own factor; what it is given must not hold it already.
-            group["lr"] = recipe.rate() * (1.0 if recipe.schedule == "cosine" else group.get("lr_scale", 1.0))
-        if recipe.schedule == "cosine":
-            steps = recipe.epochs * per_epoch
-            self.cosine = CosineLRScheduler(
-                optimizer,
-                t_initial=max(1, steps),
-                lr_min=min(recipe.min_lr, recipe.rate()),
-                warmup_t=min(steps, round(recipe.warmup * per_epoch)),
-                warmup_lr_init=recipe.warmup_lr,
-                t_in_epochs=False,
-                cycle_limit=1,
-            )
-        elif recipe.schedule == "plateau":
+            # timm's schedulers multiply by the group's own factor; what they are given must not hold it already.
+            group["lr"] = recipe.rate() * (1.0 if stepped else group.get("lr_scale", 1.0))
+        self.by_step = scheduler(optimizer, recipe, per_epoch) if stepped else None
+        if recipe.schedule == "plateau":
             self.plateau = ReduceLROnPlateau(optimizer, factor=0.1, patience=recipe.patience, min_lr=recipe.min_lr)
 
     def before(self, step: int) -> None:
-        if self.cosine is not None:
-            self.cosine.step_update(step)
+        if self.by_step is not None:
+            self.by_step.step_update(step)
 
     def after_epoch(self, validation_loss: float | None) -> None:
         if self.plateau is not None and validation_loss is not None:
@@ -110,6 +102,23 @@ class Schedule:
     def load(self, state: dict[str, Any]) -> None:
         if self.plateau is not None:
             self.plateau.load_state_dict(state)
+
+
+def scheduler(optimizer: Optimizer, recipe: Learning, per_epoch: int) -> Scheduler:
+    """timm's scheduler for a rate that is a function of the step."""
+    steps, schedule = recipe.falling(per_epoch), str(recipe.schedule)
+    rising: dict[str, Any] = {
+        "warmup_t": min(steps, recipe.rising(per_epoch)),
+        "warmup_lr_init": recipe.warmup_lr,
+        "t_in_epochs": False,
+    }
+    if schedule == "step":
+        ends = [round(share * steps) for share in recipe.milestones]  # type: ignore[attr-defined]
+        return MultiStepLRScheduler(optimizer, decay_t=ends, decay_rate=0.1, **rising)
+    length: dict[str, Any] = {"t_initial": max(1, steps), "lr_min": min(recipe.min_lr, recipe.rate()), "cycle_limit": 1}
+    if schedule == "poly":
+        return PolyLRScheduler(optimizer, power=0.9, **length, **rising)
+    return CosineLRScheduler(optimizer, **length, **rising)
 
 
 class Average:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..data.source import Source
-from .recipe import Recipe
+from .learning import Learning
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Phase:
     """One stretch of a run, as data: which parameters learn, from which losses, by which recipe."""
 
     name: str
-    recipe: Recipe
+    recipe: Learning
     losses: Mapping[str, float]
     trained: tuple[str, ...] = ("*",)
 

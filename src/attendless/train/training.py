@@ -19,8 +19,7 @@ from torch import nn
 from ..backbones import is_host
 from ..backbones.weights import start_attentions
 from ..convert import open_model
-from ..convert.architecture import blueprint
-from ..convert.files import save
+from ..convert.files import plan_of, save
 from ..convert.source import random_weights
 from ..data.cache import cached
 from ..data.opening import open_splits
@@ -31,6 +30,7 @@ from ..sizes import input_size
 from ..stamp import stamp
 from ..storage import atomic
 from .disk import goes_on_later
+from .learning import Learning
 from .loader import shares, steps_per_epoch
 from .log import Log, draw_curves
 from .loop import Session
@@ -40,6 +40,7 @@ from .process import accelerator as make_accelerator
 from .process import only_run
 from .recipe import Recipe, Run, recipe
 from .state import Data, Phase
+from .task import Classification, Task
 from .worth import slower
 
 
@@ -122,7 +123,7 @@ def model_text(model: str | Path | nn.Module) -> str:
 
 
 def as_model_wants(
-    model: Any, train: Source, val: Source, chosen: Recipe, *, names: tuple[str, ...], labelled: bool = True
+    model: Any, train: Source, val: Source, chosen: Learning, *, names: tuple[str, ...], labelled: bool = True
 ) -> Data:
     """Pictures in the size and with the mean and deviation that the model was made for."""
     config = resolve_model_data_config(model)
@@ -130,7 +131,7 @@ def as_model_wants(
     return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), model.num_classes, labelled, names)
 
 
-def set_drop(model: Any, chosen: Recipe) -> None:
+def set_drop(model: Any, chosen: Learning) -> None:
     """Stochastic depth that grows with depth, and dropout everywhere but on attention maps, as the recipe asks."""
     if chosen.drop_path:
         places = [m for m in model.modules() if any(hasattr(m, n) for n in ("drop_path", "drop_path1", "drop_path2"))]
@@ -159,6 +160,8 @@ class Begin:
     #: How pictures were told apart, and what else is to be said at the start.
     note: str
     remarks: Sequence[str] = ()
+    #: What else is the run's own, beside model and recipe.
+    about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def session(
         self,
@@ -166,6 +169,7 @@ class Begin:
         phases: Sequence[Phase],
         data: Data,
         teacher: nn.Module | None = None,
+        task: Task | None = None,
     ) -> Session:
         accelerator: Accelerator = make_accelerator(self.run.device)
         main = accelerator.is_main_process
@@ -187,13 +191,13 @@ class Begin:
                 train, val = (cached(source, self.run.cache, log.say) for source in (data.train, data.val))
             data = dataclasses.replace(data, train=train, val=val)
         write = model_writer(self.model, log.say)
-        return Session(
-            self.model, objective, phases, data, self.run, self.out, accelerator, log, write, teacher=teacher
-        )
+        task = task or Classification(teacher)
+        return Session(self.model, objective, phases, data, self.run, self.out, accelerator, log, write, task, teacher)
 
     def _description(self, phases: Sequence[Phase], data: Data, accelerator: Accelerator) -> dict[str, Any]:
         reducer = getattr(self.model, "tokens", "")
         what = {
+            **self.about,
             "model": self.name,
             "attention": self.attention or getattr(self.model, "attention", None),
             **({"tokens": reducer} if reducer else {}),
@@ -238,7 +242,7 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 def model_writer(model: nn.Module, say: Callable[[str], None]) -> Callable[[nn.Module, Path], None]:
     """How to write this model: in a file that knows its own architecture, or as bare weights where none can."""
     try:
-        blueprint(model)
+        plan_of(model)
     except UserError as error:
         say(f"only bare weights will be saved: {error}")
         return _save_weights

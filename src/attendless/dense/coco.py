@@ -1,0 +1,217 @@
+"""Pictures with boxes, as COCO's JSON files describe them.
+
+    DIR/annotations/instances_train2017.json + instances_val2017.json, pictures in DIR/train2017 and DIR/val2017
+    DIR/train.json + val.json, or DIR/instances.json alone, pictures in DIR/images or DIR: every tenth is held out
+
+What a file says is checked when it is opened. Boxes that reach over the edge are cut off at it; those of no area are
+left out, and both are told.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from ..data.source import load_image
+from ..errors import UserError
+
+_EXPECTED = (
+    "Expected COCO's annotations/instances_train….json and instances_val….json, train.json and val.json, or "
+    "instances.json"
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Boxes:
+    """Pictures, each with its boxes [n, 4] (left, top, right, bottom) and their classes [n]."""
+
+    folder: str
+    #: COCO's own entries of the pictures; `boxes` are lists of (left, top, right, bottom, class, crowd, area).
+    images: tuple[Mapping[str, Any], ...]
+    boxes: tuple[np.ndarray, ...]
+    #: COCO's number and the name of each class.
+    categories: tuple[tuple[int, str], ...]
+    #: What was put right, in words.
+    notes: tuple[str, ...] = ()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return tuple(name for _, name in self.categories)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> tuple[Image.Image, dict[str, Any]]:
+        """The picture; boxes and labels to learn from, without crowds; and its place in the set."""
+        image = load_image(os.path.join(self.folder, self.images[index]["file_name"]))
+        about = self.images[index]
+        if image.size != (about["width"], about["height"]):
+            raise UserError(
+                f"picture {self.name(index)!r} is {image.width}x{image.height} pixels, but annotated as one of "
+                f"{about['width']}x{about['height']}"
+            )
+        found = self.boxes[index]
+        single = found[found[:, 5] == 0]
+        return image, {
+            "boxes": single[:, :4].astype(np.float32),
+            "labels": single[:, 4].astype(np.int64),
+            "index": index,
+        }
+
+    def name(self, index: int) -> str:
+        return str(self.images[index]["file_name"])
+
+    def subset(self, indices: Iterable[int]) -> Boxes:
+        chosen = list(indices)
+        images, boxes = tuple(self.images[i] for i in chosen), tuple(self.boxes[i] for i in chosen)
+        return dataclasses.replace(self, images=images, boxes=boxes)
+
+    def truth(self, indices: Iterable[int]) -> dict[str, Any]:
+        """COCO's own form of these pictures' boxes, for its metrics; pictures and classes are numbered by place."""
+        annotations: list[dict[str, Any]] = []
+        chosen = list(indices)
+        for index in chosen:
+            for left, top, right, bottom, label, crowd, area in self.boxes[index].tolist():
+                annotations.append(
+                    {
+                        "id": len(annotations) + 1,
+                        "image_id": index,
+                        "category_id": int(label),
+                        "bbox": [left, top, right - left, bottom - top],
+                        "area": area,
+                        "iscrowd": int(crowd),
+                    }
+                )
+        images = [{"id": i, "width": self.images[i]["width"], "height": self.images[i]["height"]} for i in chosen]
+        categories = [{"id": i, "name": name} for i, name in enumerate(self.classes)]
+        return {"images": images, "annotations": annotations, "categories": categories}
+
+
+def open_boxes(where: str | Path, hold_out: int = 10) -> tuple[Boxes, Boxes, str]:
+    """Training and validation pictures, and a note on how they were told apart and what was put right.
+
+    Where there are no splits, every `hold_out`-th is held out, or all serve for both if it is 0."""
+    root = Path(str(where)).expanduser()
+    if not root.is_dir():
+        raise UserError(f"--data {str(where)!r}: no such folder. {_EXPECTED}")
+    files = {split: _annotations(root, split) for split in ("train", "val")}
+    if files["train"] is not None and files["val"] is not None:
+        train, val = (read_boxes(path, _pictures(root, path)) for path in files.values() if path is not None)
+        if train.categories != val.categories:
+            strange = sorted(set(val.classes) ^ set(train.classes))
+            raise UserError(
+                f"{files['train'].name} and {files['val'].name} differ in categories: {', '.join(strange[:5])}"
+            )
+        note = "the data's own splits"
+    else:
+        path = next((p for p in (files["train"], files["val"], root / "instances.json") if p and p.is_file()), None)
+        if path is None:
+            listing = sorted(p.name for p in root.iterdir())[:6]
+            raise UserError(f"no annotations in {str(root)!r}, only {', '.join(listing) or 'nothing'}. {_EXPECTED}")
+        whole = read_boxes(path, _pictures(root, path))
+        if not hold_out:
+            return whole, whole, "; ".join(["no splits: all of it", *whole.notes])
+        if len(whole) < hold_out:
+            raise UserError(f"{str(path)!r} has too few pictures ({len(whole)}) to hold some out")
+        held = range(hold_out // 2, len(whole), hold_out)
+        train, val = whole.subset(sorted(set(range(len(whole))) - set(held))), whole.subset(held)
+        note = f"one file of annotations: every {hold_out}th image is held out"
+    return train, val, "; ".join([note, *dict.fromkeys((*train.notes, *val.notes))])
+
+
+def _annotations(root: Path, split: str) -> Path | None:
+    folder = root / "annotations"
+    found = sorted(folder.glob(f"instances_{split}*.json")) if folder.is_dir() else []
+    return found[0] if found else root / f"{split}.json" if (root / f"{split}.json").is_file() else None
+
+
+def _pictures(root: Path, path: Path) -> Path:
+    """The folder of the pictures that an annotation file is about."""
+    named = path.stem.removeprefix("instances_")
+    candidates = (root / named, root / "images" / named, root / "images", root)
+    return next(folder for folder in candidates if folder.is_dir())
+
+
+def read_boxes(path: Path, folder: Path) -> Boxes:
+    """Read and check one file of annotations."""
+    try:
+        content = json.loads(path.read_text())
+        images, annotations, categories = (content[name] for name in ("images", "annotations", "categories"))
+        entries = [*images, *annotations, *categories]
+        sound = all(isinstance(entry, dict) and "id" in entry for entry in entries)
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{str(path)!r} is not COCO's JSON: expected images, annotations, categories ({error!r})"
+        ) from None
+    if not sound or not images or not categories:
+        raise UserError(f"{str(path)!r}: expected images and categories, each with its id")
+    place = {image["id"]: i for i, image in enumerate(images)}
+    label = {category["id"]: i for i, category in enumerate(categories)}
+    if len(place) < len(images) or len(label) < len(categories):
+        raise UserError(f"{str(path)!r} gives an id of an image or a category twice")
+    for image in images:
+        if not all(isinstance(image.get(name), int) and image[name] > 0 for name in ("width", "height")):
+            raise UserError(f"{str(path)!r}: image {image['id']} has no width and height")
+        if not isinstance(image.get("file_name"), str):
+            raise UserError(f"{str(path)!r}: image {image['id']} has no file_name")
+    gone = [image["file_name"] for image in images if not (folder / image["file_name"]).is_file()]
+    if gone:
+        raise UserError(
+            f"{len(gone)} of {len(images)} pictures of {str(path)!r} are not in {str(folder)!r}, first {gone[0]!r}"
+        )
+    found: list[list[tuple[float, ...]]] = [[] for _ in images]
+    cut, empty = list[Any](), list[Any]()
+    for one in annotations:
+        where = f"{str(path)!r}, annotation {one['id']}"
+        if one.get("image_id") not in place:
+            raise UserError(f"{where}: there is no image {one.get('image_id')!r}")
+        if one.get("category_id") not in label:
+            known = ", ".join(map(str, sorted(label, key=str)[:8]))
+            raise UserError(
+                f"{where}: unknown category {one.get('category_id')!r}. There are {known}" + ", …" * (len(label) > 8)
+            )
+        index = place[one["image_id"]]
+        left, top, right, bottom = _corners(one.get("bbox"), where)
+        width, height = images[index]["width"], images[index]["height"]
+        inside = (max(0.0, left), max(0.0, top), min(float(width), right), min(float(height), bottom))
+        if inside[2] - inside[0] <= 0 or inside[3] - inside[1] <= 0:
+            empty.append(one["id"])
+            continue
+        if max(abs(a - b) for a, b in zip(inside, (left, top, right, bottom), strict=True)) > 1:
+            cut.append(one["id"])
+        area = float(one.get("area", (inside[2] - inside[0]) * (inside[3] - inside[1])))
+        found[index].append((*inside, label[one["category_id"]], bool(one.get("iscrowd", 0)), area))
+    if not any(found):
+        raise UserError(f"{str(path)!r} has not one box inside its {len(images)} pictures")
+    notes = _notes(path.name, len(images) - sum(map(bool, found)), cut, empty)
+    names = tuple((category["id"], str(category.get("name", category["id"]))) for category in categories)
+    boxes = tuple(np.array(rows, dtype=np.float64).reshape(-1, 7) for rows in found)
+    return Boxes(str(folder), tuple(images), boxes, names, notes)
+
+
+def _corners(box: Any, where: str) -> tuple[float, float, float, float]:
+    try:
+        left, top, width, height = (float(value) for value in box)
+    except (TypeError, ValueError):
+        left = top = width = height = math.nan
+    if not all(map(math.isfinite, (left, top, width, height))) or min(width, height) < 0:
+        raise UserError(f"{where}: bbox {box!r} cannot be read: expected [left, top, width, height] in pixels")
+    return left, top, left + width, top + height
+
+
+def _notes(name: str, bare: int, cut: Sequence[Any], empty: Sequence[Any]) -> tuple[str, ...]:
+    notes = [f"{name}: {bare} pictures have no boxes and serve as background"] if bare else []
+    notes += (
+        [f"{name}: {len(cut)} boxes reach outside and are cut at the edge, first annotation {cut[0]}"] if cut else []
+    )
+    if empty:
+        notes.append(f"{name}: {len(empty)} boxes have no area inside their picture and are left out, first {empty[0]}")
+    return tuple(notes)

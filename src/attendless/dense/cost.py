@@ -1,0 +1,25 @@
+"""What a dense model costs: its backbone by formula, its head by running it on shapes alone."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from ..attention import Macs
+from ..measure.macs import count
+from .model import Dense
+
+
+def dense_macs(model: Dense, size: tuple[int, int], *, learning: bool = False) -> Macs:
+    """Multiply-accumulates of one image of `size` (height, width), padded as the model pads it. `core` is that of the
+    backbone's attention. With `learning` also what serves the losses alone."""
+    features = model.features
+    height, width = (side + -side % features.multiple for side in size)
+    batch = 2 if learning else 1  # norms over a batch need more than one image
+    head = copy.deepcopy(model).to("meta").train(learning)
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        head.decode(head.features.levels(head.features.empty((height, width), batch)))
+    return count(model.backbone, (height, width)) + Macs(other=counter.get_total_flops() // 2 // batch)

@@ -1,0 +1,146 @@
+"""Backbones as feature pyramids: images of any size → four maps, each half as fine as the one before.
+
+    a pyramid          its own stages of strides 4, 8, 16 and 32, each under a norm
+    a column of tokens its last map, tokens that were dropped or merged put back where they stood, made finer by
+                       transposed convolutions and coarser by pooling, as ViTDet does
+
+Images are padded on the right and at the bottom until every stride divides them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from timm.layers import LayerNorm2d
+from timm.layers.format import Format
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..backbones import Pyramid
+from ..backbones.columnar import ColumnarHost
+from ..backbones.stem import to_map
+from ..convert import open_model
+from ..errors import UserError
+
+#: The strides of the four maps, in pixels. Of a column whose patches are no power of two they are nearly these.
+STRIDES = (4, 8, 16, 32)
+
+
+class Maps(NamedTuple):
+    """Four maps [B, C, h, w], the finest first, and what the attentions ask to be minimised."""
+
+    levels: list[Tensor]
+    losses: dict[str, Tensor]
+
+
+class Features(nn.Module):
+    """A backbone, without its classifier, and what makes four maps of its tokens. `channels` are their widths."""
+
+    def __init__(self, backbone: Any) -> None:
+        super().__init__()
+        self.backbone = backbone
+        if isinstance(backbone, ColumnarHost):
+            any_size(backbone)
+            self.make: Any = SimplePyramid(backbone.embed_dim, backbone.patch_embed.patch_size[0])
+            self.channels: Sequence[int] = self.make.channels
+            self.multiple = math.lcm(*backbone.patch_embed.patch_size, self.make.coarsest)
+        else:
+            self.stages = pyramid_stages(backbone)
+            self.channels = [backbone.feature_info[i]["num_chs"] for i in self.stages]
+            plain = isinstance(backbone, Pyramid) and not backbone.style.stage_norms
+            self.make = nn.ModuleList(LayerNorm2d(width) if plain else nn.Identity() for width in self.channels)
+            self.multiple = STRIDES[-1]
+
+    def forward(self, images: Tensor) -> Maps:
+        images = pad(images, self.multiple)
+        if isinstance(self.backbone, ColumnarHost):
+            x, context = self.backbone.forward_context(images)
+            return Maps(self.levels([to_map(context.grid.restore(x), context.grid)]), context.extra())
+        if isinstance(self.backbone, Pyramid):
+            found, context = self.backbone.stage_maps(images)
+            return Maps(self.levels([found[i] for i in self.stages]), context.extra())
+        found = self.backbone.forward_intermediates(images, intermediates_only=True)
+        return Maps(self.levels([found[i] for i in self.stages]), {})
+
+    def levels(self, found: Sequence[Tensor]) -> list[Tensor]:
+        """The maps a backbone has → the four."""
+        if isinstance(self.make, SimplePyramid):
+            return self.make(found[0])
+        return [norm(level) for norm, level in zip(self.make, found, strict=True)]
+
+    def empty(self, size: tuple[int, int], batch: int = 1) -> list[Tensor]:
+        """The maps the backbone has for images of `size`, without memory: to count what comes after."""
+        if isinstance(self.make, SimplePyramid):
+            grid = self.backbone.grid(size)
+            return [torch.empty(batch, self.backbone.embed_dim, grid.height, grid.width, device="meta")]
+        sides = [[-(-side // stride) for side in size] for stride in STRIDES]
+        return [torch.empty(batch, width, *hw, device="meta") for width, hw in zip(self.channels, sides, strict=True)]
+
+
+def extractor(
+    model: str, attention: str | None = None, size: int | tuple[int, int] | None = None, **more: Any
+) -> Features:
+    """A backbone by its name or file as a feature extractor; `more` goes to `open_model` (`weights`, `tokens`)."""
+    built = open_model(model, attention=attention or "full", size=size, below_breakeven="keep", **more)
+    built.reset_classifier(0)
+    return Features(built).eval()
+
+
+class SimplePyramid(nn.Module):
+    """One map of patches of `patch` pixels → four, from a quarter to twice that stride where patches are of 16."""
+
+    def __init__(self, dim: int, patch: int) -> None:
+        super().__init__()
+        finer = max(0, round(math.log2(patch / STRIDES[0])))
+        #: How often each level is doubled; less than nothing: halved.
+        self.doubled = [finer - i for i in range(len(STRIDES))]
+        self.levels = nn.ModuleList(_upsample(dim, times) for times in self.doubled)
+        self.channels = [dim >> max(0, times) for times in self.doubled]
+        #: The pixels of a cell of the last level.
+        self.coarsest = patch << max(0, -self.doubled[-1])
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        maps = []
+        for level, times in zip(self.levels, self.doubled, strict=True):
+            maps.append(level(x) if times >= 0 else F.max_pool2d(x, 1 << -times))
+        return maps
+
+
+def _upsample(dim: int, times: int) -> nn.Sequential:
+    """Twice as fine and half as wide each time, with a norm and GELU between."""
+    layers: list[nn.Module] = []
+    for i in range(times):
+        if i:
+            layers += [LayerNorm2d(dim >> i), nn.GELU()]
+        layers.append(nn.ConvTranspose2d(dim >> i, dim >> (i + 1), 2, stride=2))
+    return nn.Sequential(*layers)
+
+
+def pad(images: Tensor, multiple: int) -> Tensor:
+    """Images [B, C, h, w] with zeros on the right and at the bottom, until `multiple` divides both sides."""
+    height, width = images.shape[-2:]
+    return F.pad(images, (0, -width % multiple, 0, -height % multiple))
+
+
+def any_size(model: Any) -> None:
+    """Let a column take images of any size: its positions are resampled from those it has, each time anew."""
+    model.dynamic_img_size = True
+    model.patch_embed.strict_img_size = False
+    model.patch_embed.flatten = False
+    model.patch_embed.output_fmt = Format.NHWC
+
+
+def pyramid_stages(model: Any) -> list[int]:
+    """Which of a model's stages have the four strides."""
+    info = getattr(model, "feature_info", None) if hasattr(model, "forward_intermediates") else None
+    known = {stage["reduction"]: i for i, stage in enumerate(info or ())}
+    if not set(STRIDES) <= known.keys():
+        found = f"has maps of stride {', '.join(map(str, known))}" if known else "gives no maps"
+        raise UserError(
+            f"{type(model).__name__} cannot be a backbone of detection or segmentation: expected a column of tokens, "
+            f"or a pyramid with maps of stride 4, 8, 16 and 32, and this one {found}"
+        )
+    return [known[stride] for stride in STRIDES]

@@ -1,0 +1,134 @@
+"""What detectors and segmentors share: a backbone's feature pyramid under a head, built again from plain data.
+
+A head is named by a short text as attentions are: `retinanet`, `semantic_fpn:channels=64`, `upernet`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor, nn
+
+from ..convert.architecture import Blueprint, blueprint
+from ..errors import UserError, unknown
+from ..options import Options, Spec, parse_options
+from ..sizes import image_config
+from .features import Features
+
+Task = Literal["detection", "segmentation"]
+#: Head → the task it is for, and where its class is: heads are made of libraries that are only imported when used.
+HEADS: dict[str, tuple[Task, str, str]] = {
+    "retinanet": ("detection", "retinanet", "RetinaNet"),
+    "semantic_fpn": ("segmentation", "segmentor", "SemanticFPN"),
+    "upernet": ("segmentation", "segmentor", "UperNet"),
+}
+TASKS: tuple[Task, ...] = ("detection", "segmentation")
+#: The head of a task for which none is named.
+DEFAULT_HEADS: dict[str, str] = {"detection": "retinanet", "segmentation": "semantic_fpn"}
+
+
+class Dense(nn.Module):
+    """A model that answers for places in the image. Heads define what they are made of, `losses` and `forward`."""
+
+    task: ClassVar[Task]
+    name: ClassVar[str]
+    options: ClassVar[type[Options]]
+
+    features: Features
+    chosen: Any
+    num_classes: int
+    pretrained_cfg: dict[str, Any]
+    default_cfg: dict[str, Any]
+
+    def losses(self, images: Tensor, targets: Any) -> dict[str, Tensor]:
+        """What is to be minimised: terms by name, those that attentions ask for among them."""
+        raise NotImplementedError(f"{type(self).__name__} does not define losses")
+
+    def decode(self, levels: list[Tensor]) -> Any:
+        """What the head makes of the four maps."""
+        raise NotImplementedError(f"{type(self).__name__} does not define decode")
+
+    @property
+    def backbone(self) -> Any:
+        return self.features.backbone
+
+    @property
+    def attention(self) -> str:
+        return getattr(self.backbone, "attention", "")
+
+    @property
+    def tokens(self) -> str:
+        return getattr(self.backbone, "tokens", "")
+
+    @property
+    def head_text(self) -> str:
+        """The head's spec: its name, and the options that are not as they are by default."""
+        return str(Spec(self.name, self.chosen))
+
+    def plan(self) -> tuple[Blueprint, dict[str, Any]]:
+        """All it takes to build the model again: its backbone, and its task."""
+        about = {"name": self.task, "head": self.head_text, "num_classes": self.num_classes}
+        return blueprint(self.backbone), about
+
+    def no_weight_decay(self) -> set[str]:
+        return {f"features.backbone.{name}" for name in self.backbone.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers as the backbone counts them, for rates that fall from layer to layer; the head is above them all."""
+        inner = self.backbone.group_matcher(coarse=coarse)
+        return {name: _inside(pattern) for name, pattern in inner.items()}
+
+
+def _inside(pattern: Any) -> Any:
+    """A backbone's pattern of names, or several with what they stand for, for the same names inside a dense model."""
+    if isinstance(pattern, str):
+        return rf"^features\.backbone\.(?:{pattern.removeprefix('^').replace('|^', '|')})"
+    return [(_inside(text), place) for text, place in pattern]
+
+
+def head_class(text: str) -> tuple[type[Dense], Options]:
+    """A head's class, and its options, by its spec."""
+    name, _, options = text.partition(":")
+    if name not in HEADS:
+        raise unknown("head", name, HEADS)
+    _, home, class_name = HEADS[name]
+    try:
+        found = getattr(importlib.import_module(f".{home}", __package__), class_name)
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("attendless"):
+            raise
+        raise UserError(f"head {name!r} needs {error.name}: pip install attendless[dense]") from None
+    return found, parse_options(options, found.options, f"head {name}")
+
+
+def head_for(task: str, head: str | None) -> str:
+    """The head to take for a task, checked to be for it."""
+    if task not in TASKS:
+        raise unknown("task", task, ("classification", *TASKS))
+    chosen = head or DEFAULT_HEADS[task]
+    name = chosen.partition(":")[0]
+    fitting = [other for other, (whose, *_) in HEADS.items() if whose == task]
+    if name not in HEADS:
+        raise unknown("head", name, fitting)
+    if name not in fitting:
+        raise UserError(f"head {name!r} is for {HEADS[name][0]}, not for {task}: expected {' or '.join(fitting)}")
+    return chosen
+
+
+def build(backbone: Any, head: str, num_classes: int) -> Dense:
+    """A dense model on a backbone, which loses its classifier and is used in place."""
+    made, options = head_class(head)
+    if hasattr(backbone, "reset_classifier"):
+        backbone.reset_classifier(0)
+    constructor: Callable[..., Dense] = made
+    model = constructor(Features(backbone), num_classes, options)
+    model.pretrained_cfg = model.default_cfg = {**image_config(backbone), "label_names": None, "classifier": None}
+    return model
+
+
+def restore(backbone: Any, about: Mapping[str, Any]) -> Dense:
+    """The model whose file says this of its task; its weights are yet to be loaded."""
+    head_for(str(about["name"]), str(about["head"]))
+    return build(backbone, str(about["head"]), int(about["num_classes"]))

@@ -1,0 +1,122 @@
+"""What becomes of a picture with boxes or a mask on its way into a model: torchvision's transforms.
+
+They draw from PyTorch's global generator, which is seeded for each picture (`attendless.randomness`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from ..train.loader import Prepared
+from .masks import IGNORE_INDEX
+from .recipes import DenseRecipe
+
+
+def to_pixels(image: Image.Image) -> tv_tensors.Image:
+    return tv_tensors.Image(torch.from_numpy(np.array(image)).permute(2, 0, 1))
+
+
+def normalise(mean: Sequence[float], std: Sequence[float]) -> list[Any]:
+    return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
+
+
+def shortest(size: int, longest: int) -> v2.Transform:
+    """The short side becomes `size`, unless the long one would become longer than `longest`."""
+    return v2.Resize([size], max_size=max(longest, size + 1), antialias=True)
+
+
+def boxes_to_learn(recipe: DenseRecipe, size: int, mean: Any, std: Any) -> v2.Compose:
+    scales = list(recipe.scales or (size,))
+    return v2.Compose(
+        [
+            v2.RandomShortestSize(scales, max_size=recipe.longest, antialias=True),
+            v2.RandomHorizontalFlip(recipe.flip),
+            *([v2.RandomPhotometricDistort()] if recipe.distort else []),
+            v2.ClampBoundingBoxes(),
+            v2.SanitizeBoundingBoxes(min_size=1),
+            *normalise(mean, std),
+        ]
+    )
+
+
+def masks_to_learn(recipe: DenseRecipe, size: tuple[int, int], mean: Any, std: Any) -> v2.Compose:
+    fill = {tv_tensors.Image: 0, tv_tensors.Mask: IGNORE_INDEX}
+    return v2.Compose(
+        [
+            v2.ScaleJitter(size, scale_range=(recipe.scale[0], recipe.scale[1]), antialias=True),
+            v2.RandomCrop(size, pad_if_needed=True, fill=fill),
+            v2.RandomHorizontalFlip(recipe.flip),
+            *([v2.RandomPhotometricDistort()] if recipe.distort else []),
+            *normalise(mean, std),
+        ]
+    )
+
+
+def to_judge(size: int, longest: int, mean: Any, std: Any) -> v2.Compose:
+    return v2.Compose([shortest(size, longest), *normalise(mean, std)])
+
+
+def padded(images: Sequence[Tensor]) -> Tensor:
+    """Images of several sizes as one batch [B, 3, h, w], with zeros on the right and at the bottom."""
+    height, width = (max(image.shape[side] for image in images) for side in (-2, -1))
+    return torch.stack([F.pad(i, (0, width - i.shape[-1], 0, height - i.shape[-2])) for i in map(_plain, images)])
+
+
+def _plain(image: Tensor) -> Tensor:
+    return image.as_subclass(Tensor)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithBoxes(Prepared):
+    """A target holds boxes in pixels of the prepared picture, labels, the picture's place in the set, its size before
+    and after."""
+
+    def prepare(self, image: Any, label: Any) -> tuple[Tensor, Any]:
+        before = (image.height, image.width)
+        boxes = tv_tensors.BoundingBoxes(torch.from_numpy(label["boxes"]), format="XYXY", canvas_size=before)
+        given = {"boxes": boxes, "labels": torch.from_numpy(label["labels"])}
+        pixels, target = self.transform(to_pixels(image), given)  # type: ignore[call-arg]
+        after = (pixels.shape[-2], pixels.shape[-1])
+        return pixels, {
+            "boxes": target["boxes"].as_subclass(Tensor).float(),
+            "labels": target["labels"],
+            "index": torch.tensor(label["index"]),
+            "sizes": torch.tensor([before, after]),
+        }
+
+    def stack(self, images: Sequence[Tensor], labels: Sequence[Any]) -> tuple[Tensor, Any]:
+        return padded(images), list(labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class WithMasks(Prepared):
+    """Crops of one size, and the class of every pixel."""
+
+    def prepare(self, image: Any, label: Any) -> tuple[Tensor, Any]:
+        pixels, mask = self.transform(to_pixels(image), tv_tensors.Mask(torch.from_numpy(label)))  # type: ignore[call-arg]
+        return _plain(pixels), mask.as_subclass(Tensor).long()
+
+    def stack(self, images: Sequence[Tensor], labels: Sequence[Any]) -> tuple[Tensor, Any]:
+        return padded(images), torch.stack(list(labels))
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeMasks(WithMasks):
+    """Whole pictures to be judged on, of several sizes: each with its mask as it is in the file, and its own size."""
+
+    def prepare(self, image: Any, label: Any) -> tuple[Tensor, Any]:
+        pixels = _plain(self.transform(to_pixels(image)))
+        return pixels, {"mask": torch.from_numpy(label), "size": torch.tensor(pixels.shape[-2:])}
+
+    def stack(self, images: Sequence[Tensor], labels: Sequence[Any]) -> tuple[Tensor, Any]:
+        return padded(images), list(labels)

@@ -1,0 +1,142 @@
+"""Detection and segmentation in the verbs that serve every task: what task a model is for, its table, its pictures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from . import output
+
+
+def task_of(model: str, asked: str | None = None) -> str:
+    """The task of a saved file, or what was asked for, which must not be another."""
+    from attendless.convert.files import read_header
+    from attendless.dense.model import TASKS
+    from attendless.errors import UserError, unknown
+
+    if asked is not None and asked not in ("classification", *TASKS):
+        raise unknown("task", asked, ("classification", *TASKS))
+    own = None
+    if os.path.isfile(model):
+        try:
+            own = (read_header(model).get("task") or {}).get("name")
+        except UserError:  # said better where the file is opened
+            own = None
+    if own is not None and asked not in (None, own):
+        raise UserError(f"--task {asked}: {model!r} holds a model for {own}")
+    return own or asked or "classification"
+
+
+def open_file(args: argparse.Namespace) -> Any:
+    """The dense model in a file that `train` left."""
+    from attendless.convert.files import load
+    from attendless.errors import UserError
+
+    if not os.path.isfile(args.model):
+        raise UserError(f"--task {args.task}: expected a file that `attendless train --task` left, not {args.model!r}")
+    return load(args.model)
+
+
+def evaluate(args: argparse.Namespace) -> int:
+    """`eval` of a dense model."""
+    from attendless.dense.evaluating import evaluate as measure
+    from attendless.dense.evaluating import judged
+    from attendless.dense.training import with_attention
+    from attendless.errors import UserError
+
+    for flag in ("no_labels", "crop_pct", "predictor", "weights", "pretrained"):
+        if getattr(args, flag):
+            raise UserError(f"--{flag.replace('_', '-')} is for classification")
+    model = open_file(args)
+    source = judged(model, args.data, args.limit)
+    rows = []
+    for attention in args.attention or [None]:
+        for tokens in args.tokens or [None]:
+            made = with_attention(model, attention, tokens)
+            with output.progress("images", len(source)) as step:
+                rows.append(
+                    {"model": args.model}
+                    | measure(
+                        made,
+                        source,
+                        size=None if args.size is None else min(args.size),
+                        batch=args.batch or 4,
+                        workers=args.workers,
+                        several_scales=args.several_scales,
+                        progress=step,
+                    )
+                )
+    names = (
+        ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
+        if model.task == "detection"
+        else ("miou", "pixels_right")
+    )
+    title = f"{args.model} · {model.head_text} · {rows[0]['size']} px · {rows[0]['images']} images of {args.data}"
+    cells = [(_made(row), *(_number(row[name]) for name in names), *_costs(row)) for row in rows]
+    note = (
+        "All in percent, as COCO measures it."
+        if model.task == "detection"
+        else "miou: mean over classes of intersection over union, in percent."
+    )
+    columns = ("attention", *(name.replace("_", " ") for name in names), "core MACs", "all MACs", "images/s")
+    output.print_table(title, columns, cells, note=note)
+    skipped = rows[0]["skipped"]
+    if skipped:
+        print(f"{skipped} images could not be read", file=sys.stderr)
+    output.write_json(args.json, {"rows": rows})
+    return 1 if skipped else 0
+
+
+def predict(args: argparse.Namespace, images: list[str]) -> int:
+    """`predict` of a dense model: each picture with boxes or a mask drawn on, into the folder --out."""
+    from pathlib import Path
+
+    from attendless.data.source import BadImage, load_image
+    from attendless.dense.draw import draw
+    from attendless.dense.draw import predict as find
+    from attendless.errors import UserError
+    from attendless.storage import atomic
+
+    if not args.out:
+        raise UserError("--out DIR is needed: the folder for the pictures with what was found drawn on")
+    model = open_file(args)
+    rows, bad = [], []
+    for name in images:
+        try:
+            image = load_image(name)
+        except BadImage as error:
+            bad.append(str(error))
+            continue
+        found = find(model, image, score=getattr(args, "score", None) or 0.5)
+        target = Path(args.out) / f"{Path(name).stem}.png"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with atomic(target) as temporary:
+            draw(image, found).save(temporary, format="png")
+        rows.append({"model": args.model, "image": name, "picture": str(target), **found.as_dict()})
+        print(f"{name} → {target}: {_said(found)}")
+    for reason in bad[:5]:
+        print(f"skipped: {reason}", file=sys.stderr)
+    output.write_json(args.json, {"rows": rows})
+    return 1 if bad else 0
+
+
+def _said(found: Any) -> str:
+    if found.boxes is None:
+        return ", ".join(f"{found.names[i]}: {100 * share:.0f} %" for i, share in found.shares()[:5])
+    names = [found.names[label] for label in found.labels.tolist()]
+    return ", ".join(f"{name}: {names.count(name)}" for name in dict.fromkeys(names)) or "nothing"
+
+
+def _made(row: dict[str, Any]) -> str:
+    return " + ".join(filter(None, (row["attention"], row["tokens_spec"]))) or "–"
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
+
+
+def _costs(row: dict[str, Any]) -> tuple[str, str, str]:
+    speed = row["throughput"]
+    return output.millions(row["macs"]["core"]), output.millions(row["macs"]["total"]), _number(speed)
