@@ -42,19 +42,9 @@ WORDS = {
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
-COLUMNS = {
-    "data": 0,
-    "train": 0,
-    "dense": 0,
-    "papers": 0,
-    "compare": 1,
-    "measure": 1,
-    "show": 1,
-    "maps": 2,
-    "explore": 1,
-}
-COLUMNS |= {"hub": 2, "export": 3, "predict": 3, "serve": 3}
-ACROSS = 4
+COLUMNS = {"data": 0, "train": 0, "dense": 0, "papers": 0, "compare": 1, "measure": 1, "show": 1, "maps": 2}
+COLUMNS |= {"explore": 2, "hub": 3, "export": 4, "predict": 4, "serve": 4}
+ACROSS = 5
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20
 FILLS = {
     "attendless_cli": "#5b6770",
