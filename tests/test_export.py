@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 import attendless
@@ -342,6 +343,27 @@ def test_hosts_and_models_of_timm(name: str, attention: str | None, format: str,
             continue
         found = export(lively(model), out, features=features, measure=False)
         assert found.parity is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_int8(format: str, tmp_path: Path) -> None:
+    for number in range(12):
+        folder = tmp_path / "data" / f"{number % 7}"
+        folder.mkdir(parents=True, exist_ok=True)
+        noise = torch.randint(0, 255, (40, 40, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
+        Image.fromarray(noise.numpy()).save(folder / f"{number}.png")
+    out = tmp_path / f"fast{FORMATS[format]}"
+    found = export(tiny("foveal:cell=2,tile=2"), out, int8=True, data=tmp_path / "data", batch=None, measure=False)
+    assert found.quality is not None
+    assert (found.quality.images, found.quality.top1 is None) == (12, False)
+    assert found.quality.agreement > 0.5
+    quantised = "FakeQuantize" if format == "openvino" else "QuantizeLinear"
+    assert found.operators[quantised] >= 3 * 4  # qkv, proj and two of the MLP in every layer
+    assert open_runner(out).description.int8
+    plain = export(tiny("foveal:cell=2,tile=2"), tmp_path / f"plain{FORMATS[format]}", batch=None, measure=False)
+    weights = [file for file in (*found.files, *plain.files) if file.suffix in (".bin", ".onnx")]
+    assert weights[0].stat().st_size < weights[1].stat().st_size
 
 
 CHILD = """

@@ -6,7 +6,10 @@ compute in 32-bit floats. What that does to the answers is measured, not judged.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -66,7 +69,10 @@ def images(model: nn.Module, about: Description, data: str | Path) -> Tensor:
 
 def quantise(format: str, path: Path, images: Tensor, about: Description) -> None:
     """Quantise a file in its place."""
-    {"onnx": _quantise_onnx, "openvino": _quantise_openvino}[format](path, list(_parts(images, about.batch)))
+    tools = {"onnx": _quantise_onnx, "openvino": _quantise_openvino}
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # their bars and their advice
+        warnings.simplefilter("ignore")
+        tools[format](path, list(_parts(images, about.batch)))
 
 
 def quality(

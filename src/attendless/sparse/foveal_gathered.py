@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .foveal import Layout, own_cells, parent_of
+from .foveal import Layout
 
 
 def pays(layout: Layout) -> bool:
@@ -27,9 +27,9 @@ def pays(layout: Layout) -> bool:
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, scale: float) -> Tensor:
     """q, k [B, H, N, D], v [B, H, N, E] → [B, H, N, E]."""
     P = layout.prefix
-    q_tiles, asked = in_blocks(q[:, :, P:], layout, layout.tile)
+    q_tiles, _ = in_blocks(q[:, :, P:], layout, layout.tile)
     fine = _Blur(k[:, :, P:], v[:, :, P:], layout, layout.cell)
-    chosen = _choose(_mean(q_tiles, asked), fine.k_mean, layout, scale)
+    chosen = _choose(_mean(q_tiles, layout, layout.tile), fine.k_mean, layout, scale)
     sharp = _marked(chosen, layout.cells)
     k_sharp, v_sharp = (_rows(cells, chosen) for cells in (fine.k, fine.v))
 
@@ -39,7 +39,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, scale: float) -> 
         scores[0] = scores[0].masked_fill(~real[:, :, :, None], -torch.inf)
     levels, seen = [fine], [~sharp]
     if layout.coarse:
-        parent = parent_of(layout).to(q.device)
+        parent = torch.from_numpy(_parents(layout)).to(q.device)
         touched = _marked(parent[chosen], layout.coarse_cells)
         levels.append(_Blur(k[:, :, P:], v[:, :, P:], layout, layout.coarse))
         seen = [~sharp & touched[..., parent], ~touched]
@@ -67,19 +67,23 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, *, scale: float) -> 
 
 
 class _Blur:
-    """Keys and values by cells of one size, their means, and how many each stands for."""
+    """Keys and values by cells of one size, their means, and how many each stands for.
+
+    All that follows from the layout alone is made outside PyTorch, so that a graph holds it as constants.
+    """
 
     def __init__(self, k: Tensor, v: Tensor, layout: Layout, size: int) -> None:
         self.k, self.real = in_blocks(k, layout, size)
         self.v, _ = in_blocks(v, layout, size)
         self.patches, self.full = layout.patches, bool(_blocks(layout, size)[1].all())
-        self.k_mean, self.v_mean = (_mean(x, self.real) for x in (self.k, self.v))
-        self.log_count = self.real.sum(-1).log()
+        self.k_mean, self.v_mean = (_mean(x, layout, size) for x in (self.k, self.v))
+        self.log_count = torch.from_numpy(np.log(_blocks(layout, size)[1].sum(1, dtype=np.float32)))
 
     def slope(self) -> Tensor:
         """As `foveal.slope`: [B, H, D, E]."""
-        real = self.real.to(self.k)[:, :, None]
-        k, v = ((x - m[:, :, :, None]) * real for x, m in ((self.k, self.k_mean), (self.v, self.v_mean)))
+        k, v = (x - m[:, :, :, None] for x, m in ((self.k, self.k_mean), (self.v, self.v_mean)))
+        if not self.full:
+            k = k * self.real.to(k)[:, :, None]
         return k.flatten(2, 3).transpose(-2, -1) @ v.flatten(2, 3) / self.patches
 
 
@@ -90,14 +94,18 @@ def in_blocks(x: Tensor, layout: Layout, size: int) -> tuple[Tensor, Tensor]:
     return found.unflatten(2, tuple(index.shape)), real
 
 
-def _mean(x: Tensor, real: Tensor) -> Tensor:
-    share = real.to(x) / real.sum(-1, keepdim=True).to(x)
-    return (x * share[:, :, None]).sum(3)
+def _mean(x: Tensor, layout: Layout, size: int) -> Tensor:
+    """Over each block: [B, H, G, c, D] → [B, H, G, D]."""
+    real = _blocks(layout, size)[1]
+    if real.all():
+        return x.mean(3)
+    share = (real / real.sum(1, keepdims=True)).astype(np.float32)
+    return (x * torch.from_numpy(share).to(x)[:, :, None]).sum(3)
 
 
 def _choose(q_mean: Tensor, k_mean: Tensor, layout: Layout, scale: float) -> Tensor:
     score = (scale * q_mean) @ k_mean.transpose(-2, -1)
-    score = score.masked_fill(own_cells(layout).to(score.device), torch.inf)
+    score = score.masked_fill(torch.from_numpy(_own(layout)).to(score.device), torch.inf)
     return score.topk(layout.budget, dim=-1).indices
 
 
@@ -118,13 +126,33 @@ def _rows(cells: Tensor, chosen: Tensor) -> Tensor:
 @lru_cache(maxsize=64)
 def _blocks(layout: Layout, size: int) -> tuple[np.ndarray, np.ndarray]:
     """The patches of every block [G, c], a partial one filled up with its first, and which are no such filling."""
-    row, column = np.divmod(np.arange(layout.patches), layout.width)
-    block = row // size * -(-layout.width // size) + column // size
+    block = _block_of(layout, size)
     lists = [np.flatnonzero(block == number) for number in range(block.max() + 1)]
     most = max(map(len, lists))
     real = np.arange(most) < np.array([[len(each)] for each in lists])
     index = np.stack([np.append(each, np.full(most - len(each), each[0])) for each in lists])
     return index, real
+
+
+@lru_cache(maxsize=64)
+def _own(layout: Layout) -> np.ndarray:
+    """As `foveal.own_cells`: bool [T, G]."""
+    own = np.zeros((layout.tiles, layout.cells), dtype=bool)
+    own[_block_of(layout, layout.tile), _block_of(layout, layout.cell)] = True
+    return own
+
+
+@lru_cache(maxsize=64)
+def _parents(layout: Layout) -> np.ndarray:
+    """As `foveal.parent_of`: [G]."""
+    parents = np.zeros(layout.cells, dtype=np.int64)
+    parents[_block_of(layout, layout.cell)] = _block_of(layout, layout.coarse)
+    return parents
+
+
+def _block_of(layout: Layout, size: int) -> np.ndarray:
+    row, column = np.divmod(np.arange(layout.patches), layout.width)
+    return row // size * -(-layout.width // size) + column // size
 
 
 @lru_cache(maxsize=64)
