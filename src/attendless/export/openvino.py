@@ -128,7 +128,9 @@ def _runs(model: Any) -> Run:
     request, count = model.create_infer_request(), len(model.outputs)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        found = request.infer({0: images.contiguous().numpy()}, share_inputs=True)
-        return tuple(torch.from_numpy(found[i].copy()) for i in range(count))
+        given = images.contiguous().numpy()  # held until the answer is there: it is read in place
+        request.start_async({0: given}, share_inputs=True)  # infer() on one thread would not tell of an error
+        request.wait()
+        return tuple(torch.from_numpy(request.get_output_tensor(i).data.copy()) for i in range(count))
 
     return run
