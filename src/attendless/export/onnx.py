@@ -54,14 +54,19 @@ def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> 
     # The fused kernel's results lie in memory as no other runtime's do, and views of them may not be views there.
     with sdpa_kernel(SDPBackend.MATH), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter, about its own parts
-        made = torch.onnx.export(
-            program,
-            dynamo=True,
-            verbose=False,
-            opset_version=opset or OPSET,
-            input_names=["images"],
-            custom_translation_table=translate.standard() | translate.kernels(),
-        )
+        try:
+            made = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                opset_version=opset or OPSET,
+                input_names=["images"],
+                custom_translation_table=translate.standard() | translate.kernels(),
+            )
+        except Exception as error:  # a page of advice, with the reason in the middle of it
+            _, _, reason = str(error).partition("## Exception summary")
+            told = next(filter(None, reason.splitlines()), "") or type(error).__name__
+            raise UserError(f"this model cannot be written as ONNX: {told[:300]}") from error
     assert made is not None
     made.save(path, external_data=False)
 

@@ -60,6 +60,11 @@ def standard() -> dict[Any, Callable[..., Any]]:
 
 def kernels() -> dict[Any, Callable[..., Any]]:
     """What becomes a node of ours."""
+    import onnxscript
+
+    def unread() -> Any:
+        """In place of each query's log Σ exp."""
+        return onnxscript.opset18.Constant(value_float=0.0)
 
     def foveal(q: Any, k: Any, v: Any, key_bias: Any, places: Any, layout: Sequence[int], scale: float) -> Any:
         inputs = {"q": q, "k": k, "v": v, "key_bias": key_bias, "places": places}
@@ -87,11 +92,11 @@ def kernels() -> dict[Any, Callable[..., Any]]:
 
     def block(q: Any, k: Any, v: Any, key_bias: Any, lists: Sequence[Any], scale: float) -> Any:
         named = dict(zip(("query_start", "queries", "key_start", "keys"), lists, strict=True))
-        return _node("BlockAttention", {"q": q, "k": k, "v": v, **named, "key_bias": key_bias}, scale=scale), None
+        return _node("BlockAttention", {"q": q, "k": k, "v": v, **named, "key_bias": key_bias}, scale=scale), unread()
 
     def gather(q: Any, k: Any, v: Any, key_bias: Any, indices: Any, counts: Any, scale: float) -> Any:
         inputs = {"q": q, "k": k, "v": v, "indices": indices, "counts": counts, "key_bias": key_bias}
-        return _node("GatherAttention", inputs, scale=scale), None
+        return _node("GatherAttention", inputs, scale=scale), unread()
 
     def merge(
         x: Any,
