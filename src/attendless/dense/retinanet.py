@@ -24,11 +24,12 @@ from .model import Dense
 
 #: The edge of the smallest anchor of each level, as a multiple of its stride, and the shapes at every place.
 _ANCHOR, _OCTAVES, _RATIOS = 4, 3, (0.5, 1.0, 2.0)
+_PUBLISHED = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class RetinaNetOptions(Options):
-    channels: int = option(256, "width of the feature pyramid and of the head", low=8)
+    channels: int = option(_PUBLISHED, "width of the feature pyramid and of the head", low=8)
     score: float = option(0.05, "detections of a lower score are left out", low=0, high=1)
     overlap: float = option(0.5, "of detections that overlap more than this, the better one stays", low=0, high=1)
     most: int = option(100, "the most detections of an image", low=1)
@@ -65,6 +66,9 @@ class RetinaNet(Dense):
         )
         anchors = AnchorGenerator(sizes, (_RATIOS,) * len(sizes))
         self.head = RetinaNetHead(options.channels, anchors.num_anchors_per_location()[0], num_classes)
+        for conv in (m for m in self.head.modules() if isinstance(m, nn.Conv2d)):
+            # Drawn for 256 channels: of fewer, four layers on, next to nothing would arrive.
+            conv.weight.data.mul_((_PUBLISHED / options.channels) ** 0.5)
         rules = {"score_thresh": options.score, "nms_thresh": options.overlap, "detections_per_img": options.most}
         # Its matching of anchors with boxes, its losses and its choice of detections; its weights are all ours.
         self._rules = [
