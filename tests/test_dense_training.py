@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -112,6 +113,28 @@ def test_the_command_line(learned: tuple[str, Path, Path], capsys: pytest.Captur
         with pytest.raises(SystemExit, match="2"):
             main(verb)
         assert f"holds a model for {task}" in capsys.readouterr().err
+
+
+def test_predict_draws(learned: tuple[str, Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    task, data, out = learned
+    picture = next(path for path in sorted(data.rglob("*.png")) if "mask" not in str(path))
+    others = [tmp_path / name / "same.png" for name in "ab"]
+    for other in others:
+        other.parent.mkdir()
+        shutil.copy(picture, other)
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    model, found = str(out / "last.safetensors"), tmp_path / "found"
+    words = ["predict", model, *map(str, others), str(tmp_path / "broken.png"), "--out", str(found)]
+    assert main([*words, "--json", str(tmp_path / "found.json")]) == 1
+    assert "broken.png" in capsys.readouterr().err
+    assert sorted(path.name for path in found.iterdir()) == ["same-2.png", "same.png"]
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["picture"] for row in rows] == [str(found / "same.png"), str(found / "same-2.png")]
+    with Image.open(found / "same.png") as drawn, Image.open(picture) as plain:
+        assert drawn.size == plain.size
+    with pytest.raises(SystemExit):
+        main([*words, "--attention", "full"])
+    assert "--attention is for classification" in capsys.readouterr().err
 
 
 def test_wrong_words_are_answered(learned: tuple[str, Path, Path], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Say what is in pictures: from a model with its weights, a file attendless saved, or one it exported. Folders are gone
-through with everything below them. A picture that cannot be read is named and counted, and the exit code is 1.
+through with everything below them. A picture that cannot be read is named and counted, and the exit code is 1. A
+detector or segmentor that `train --task` left draws what it found: --out DIR is then the folder for the pictures.
 
 --out DIR writes the answers as Parquet, shard by shard; the same command goes on where it stopped. --ray ADDRESS hands
 the shards to a Ray cluster; pictures, model and DIR must then be on a file system that its machines share.
@@ -8,6 +9,7 @@ examples:
   attendless predict deit_tiny_patch16_224 dog.jpg --weights deit.safetensors
   attendless predict fast.onnx photos/ --topk 3 --json answers.json
   attendless predict fast.safetensors photos/ --features --out answers/ --ray auto
+  attendless predict runs/coco/best.safetensors photos/ --score 0.4 --out found/ --json found.json
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import output, words
+from . import output, tasks, words
 
 #: Pictures whose answers are printed.
 SHOWN = 20
@@ -39,6 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shard", metavar="N", type=words.positive, default=1024, help=text)
     text = "compute on a Ray cluster: its address, `auto` or `local`; needs --out"
     parser.add_argument("--ray", metavar="ADDRESS", help=text)
+    text = "detectors: draw what is at least so sure (default: 0.5)"
+    parser.add_argument("--score", metavar="P", type=words.share, help=text)
     words.json(parser)
 
 
@@ -46,6 +50,10 @@ def run(args: argparse.Namespace) -> int:
     from attendless.errors import UserError
     from attendless.predict import find_pictures, predict
 
+    if tasks.task_of(args.model) != "classification":
+        return tasks.predict(args, find_pictures(args.images))
+    if args.score is not None:
+        raise UserError("--score is for detectors, which `attendless train --task detection` makes")
     if args.ray and not args.out:
         raise UserError("--ray needs --out DIR, a folder that all machines of the cluster share")
     if args.out and args.json:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from . import output
@@ -89,7 +91,7 @@ def evaluate(args: argparse.Namespace) -> int:
     return 1 if skipped else 0
 
 
-def predict(args: argparse.Namespace, images: list[str]) -> int:
+def predict(args: argparse.Namespace, images: Sequence[str]) -> int:
     """`predict` of a dense model: each picture with boxes or a mask drawn on, into the folder --out."""
     from pathlib import Path
 
@@ -101,16 +103,26 @@ def predict(args: argparse.Namespace, images: list[str]) -> int:
 
     if not args.out:
         raise UserError("--out DIR is needed: the folder for the pictures with what was found drawn on")
+    for flag in ("weights", "pretrained", "attention", "tokens", "predictor", "size", "crop_pct", "runtime", "features",
+                 "ray"):  # fmt: skip
+        if getattr(args, flag):
+            raise UserError(
+                f"--{flag.replace('_', '-')} is for classification: a detector or segmentor is run as saved"
+            )
     model = open_file(args)
-    rows, bad = [], []
+    rows: list[dict[str, Any]] = []
+    bad: list[str] = []
+    drawn: Counter[str] = Counter()
     for name in images:
         try:
             image = load_image(name)
         except BadImage as error:
             bad.append(str(error))
             continue
-        found = find(model, image, score=getattr(args, "score", None) or 0.5)
-        target = Path(args.out) / f"{Path(name).stem}.png"
+        found = find(model, image, score=args.score or 0.5)
+        stem = Path(name).stem
+        drawn[stem] += 1  # pictures of the same name in other folders get a number
+        target = Path(args.out) / (f"{stem}.png" if drawn[stem] == 1 else f"{stem}-{drawn[stem]}.png")
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:
             draw(image, found).save(temporary, format="png")
