@@ -116,7 +116,7 @@ def test_the_command_line(learned: tuple[str, Path, Path], capsys: pytest.Captur
 
 
 def test_predict_draws(learned: tuple[str, Path, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    task, data, out = learned
+    _, data, out = learned
     picture = next(path for path in sorted(data.rglob("*.png")) if "mask" not in str(path))
     others = [tmp_path / name / "same.png" for name in "ab"]
     for other in others:

@@ -103,12 +103,21 @@ def predict(args: argparse.Namespace, images: Sequence[str]) -> int:
 
     if not args.out:
         raise UserError("--out DIR is needed: the folder for the pictures with what was found drawn on")
-    for flag in ("weights", "pretrained", "attention", "tokens", "predictor", "size", "crop_pct", "runtime", "features",
-                 "ray"):  # fmt: skip
+    given = (
+        "weights",
+        "pretrained",
+        "attention",
+        "tokens",
+        "predictor",
+        "size",
+        "crop_pct",
+        "runtime",
+        "features",
+        "ray",
+    )
+    for flag in given:
         if getattr(args, flag):
-            raise UserError(
-                f"--{flag.replace('_', '-')} is for classification: a detector or segmentor is run as saved"
-            )
+            raise UserError(f"--{flag.replace('_', '-')} is for classification: other tasks run as they were saved")
     model = open_file(args)
     rows: list[dict[str, Any]] = []
     bad: list[str] = []
