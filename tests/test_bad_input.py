@@ -290,7 +290,7 @@ TABLE = [
     word("attention of explore unknown", "unknown attention 'nothing'", ("explore",), "--attention", "full", "nothing"),
     word("picture of explore missing", "cannot read image", ("explore",), "--image", "none.jpg"),
     word("picture of explore that is none", "cannot read image", ("explore",), "--image", "notes.txt"),
-    *(word(f"port {n}", "port", ("explore",), "--port", n) for n in ("0", "-1", "x", "70000")),
+    *(word(f"port of explore {n}", "port", ("explore",), "--port", n) for n in ("0", "-1", "x", "70000")),
     word("host that is elsewhere", "cannot serve at 203.0.113.7", ("explore",), "--host", "203.0.113.7"),
     word("table unknown", "unknown table 'lavit-99'", ("papers",), "lavit-99"),
     word("name unknown", "unknown attention 'nothing'", ("list",), "nothing"),
