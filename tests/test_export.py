@@ -386,14 +386,13 @@ def test_killed_at_any_moment_it_leaves_no_partial_file(format: str, tmp_path: P
     code = CHILD.format(tests=str(Path(__file__).parent), out=str(out))
     opened = 0
     for attempt in range(6):
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        process.stdout.readline()
-        if attempt % 2:  # in the middle of writing over what is there
+        with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
             process.stdout.readline()
-        time.sleep(0.4 * attempt)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
+            if attempt % 2:  # in the middle of writing over what is there
+                process.stdout.readline()
+            time.sleep(0.4 * attempt)
+            os.kill(process.pid, signal.SIGKILL)
         if out.exists():
             open_runner(out)(images(1))
             opened += 1
