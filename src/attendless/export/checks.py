@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 #: How much further than the PyTorch model from itself an export may be from it, where choices hang in the balance.
 FACTOR = 4.0
 #: How much an input is moved, of its size, and how often.
-_NUDGE, _TRIES = 1e-6, 4
+_NUDGE, _TRIES = 1e-6, 16
 #: Batches for files that take any.
 BATCHES = (1, 2, 5)
 Run = Callable[[Tensor], tuple[Tensor, ...]]
