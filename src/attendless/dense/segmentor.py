@@ -44,13 +44,12 @@ class UperNetOptions(Options):
 
 
 class Segmentor(Dense):
-    """`forward` gives logits [B, classes, height, width], as fine as the images."""
+    """`forward` gives logits [B, classes, height, width], as fine as the images.
+
+    `decode` gives logits at some stride by name, each with the weight of its loss; those named `pixels` are the answer.
+    """
 
     task = "segmentation"
-
-    def decode(self, levels: list[Tensor]) -> dict[str, tuple[Tensor, float]]:
-        """Logits at some stride, each with the weight of its loss; those named `pixels` are the answer."""
-        raise NotImplementedError(f"{type(self).__name__} does not define decode")
 
     def forward(self, images: Tensor) -> Tensor:
         levels, _ = self.features(images)

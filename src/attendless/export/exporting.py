@@ -232,7 +232,7 @@ class _Job:
         if converted(model):
             (folder / "dense").mkdir()
             file = folder / "dense" / f"dense{self.module.SUFFIX}"
-            self.write(_dense(model, about.size), file, policy, "the dense model, to compare with,")
+            self.write(_dense(model, about.size), file, policy, "the dense model to compare with")
             dense = self.module.open_raw(file)
 
         def eager(images: Tensor) -> tuple[Tensor, ...]:
