@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from study import MODEL, Rows, speed, speedups, table
+from study import MODEL, Rows, speed, speedups, table, whole
 
 from attendless.dense import extractor
 from attendless.dense.training import train
@@ -36,23 +36,15 @@ HEAD = "semantic_fpn:channels=64"
 #: What learns to segment pets, and by which fields of the recipe `small_segmentation`.
 LEARNED = ("full", "foveal:keep=0.25", "window:size=8,bias=false", "sparsifiner:keep=0.25,rest=pooled")
 FIELDS: dict[str, Any] = {"epochs": 2, "eval_every": 2}
-#: Backbone → what is timed in it against its own full attention, or the first, at which sizes.
-TIMED: dict[str, tuple[tuple[str, ...], tuple[int, ...]]] = {
-    MODEL: (
-        (
-            "full",
-            "foveal:keep=0.1",
-            "foveal:keep=0.25",
-            "window:size=8,bias=false",
-            "sparsifiner:keep=0.25,rest=pooled",
-        ),
-        (512, 768, 1024),
-    ),
-    "pyramid_pvt_v2_b0": (
-        ("full", "reduced:ratio=8/reduced:ratio=4/reduced/full", "window:size=8,bias=false", "foveal:keep=0.1"),
-        (512, 768),
-    ),
-}
+#: Backbone, sizes, and what is timed there against the first.
+FOVEAL, WINDOW, SPARSIFINER = "foveal:keep=0.1", "window:size=8,bias=false", "sparsifiner:keep=0.25,rest=pooled"
+PYRAMID, REDUCED = "pyramid_pvt_v2_b0", "reduced:ratio=8/reduced:ratio=4/reduced/full"
+TIMED: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
+    (MODEL, (512, 768, 1024), ("full", FOVEAL, "foveal:keep=0.25", WINDOW, SPARSIFINER)),
+    (PYRAMID, (512, 768), ("full", REDUCED, WINDOW, FOVEAL, SPARSIFINER)),
+    # With full attention in its first stage, 65,536 tokens, one image would take the better part of a minute.
+    (PYRAMID, (1024,), (REDUCED, WINDOW, FOVEAL)),
+)
 #: Pictures of COCO whose boxes are all at least so wide and high, in pixels, are learned by heart.
 PICTURES, SMALLEST = 16, 80
 OVERFIT: dict[str, Any] = {
@@ -90,19 +82,19 @@ def folder(spec: str) -> str:
 def learn(args: argparse.Namespace) -> None:
     for attention in (spec for spec in LEARNED if chosen(args, spec)):
         out = args.out / "pets" / folder(attention)
-        train(
+        whole(train(
             MODEL, args.pets, task="segmentation", head=HEAD, attention=attention, weights=args.weights, out=out,
             run=Run(workers=0, log_every=10), **FIELDS,
-        )  # fmt: skip
+        ))  # fmt: skip
 
 
 def overfit(args: argparse.Namespace) -> None:
     data = args.out / "coco" / "data"
     by_heart(args.coco, data)
-    train(
+    whole(train(
         MODEL, data, task="detection", head="retinanet:channels=64", weights=args.weights,
         out=args.out / "coco" / "run", run=Run(workers=0, log_every=10), **OVERFIT,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def by_heart(coco: Path, data: Path) -> None:
@@ -123,7 +115,7 @@ def by_heart(coco: Path, data: Path) -> None:
 
 def time(args: argparse.Namespace) -> None:
     rows = Rows(args.out / "times.json")
-    for model, (specs, sizes) in TIMED.items():
+    for model, sizes, specs in TIMED:
         for size in (size for size in sizes if chosen(args, str(size))):
             left = [spec for spec in specs[1:] if f"{model} {size} {spec}" not in rows]
             if left:
@@ -139,7 +131,7 @@ def weights(args: argparse.Namespace, model: str) -> dict[str, Any]:
 
 def memory(args: argparse.Namespace) -> None:
     rows = Rows(args.out / "memory.json")
-    for model, (specs, sizes) in TIMED.items():
+    for model, sizes, specs in TIMED:
         for size in (size for size in sizes if chosen(args, str(size))):
             for spec in specs:
                 name = f"{model} {size} {spec}"
@@ -161,21 +153,26 @@ def report(args: argparse.Namespace) -> None:
     if found:
         lines = [[str(row["epoch"]), f"{row['loss']:.3f}", f"{row['ap50']:.1f}", f"{row['ap']:.1f}"] for row in found]
         text.append(table(["epoch", "loss", "AP50", "AP"], lines))
-    for model, (specs, sizes) in TIMED.items():
-        lines = []
-        for size in sizes:
-            for spec in specs:
-                name = f"{model} {size} {spec}"
-                peak = f"{peaks[name]['peak']:,.0f} MB" if name in peaks else "–"
-                quick = [f"{times[name]['ms']:.0f}", speed(times[name])] if name in times else ["", ""]
-                lines.append([f"{size}", f"`{spec}`", *quick, peak])
-        if times or peaks:
-            text.append(f"**{model}**\n\n" + table(["px", "attention", "ms", "against the first", "memory"], lines))
+    for model, sizes, specs in TIMED if times or peaks else ():
+        lines = [timed_line(times, peaks, f"{model} {size}", spec, specs) for size in sizes for spec in specs]
+        text.append(f"**{model}**\n\n" + table(["px", "attention", "ms", "speed-up", "memory"], lines))
     stamps = [rows["stamp"] for rows in (times, peaks) if rows]
     text += [stamp_line(stamps[0])] if stamps else []
     with atomic(args.out / "tables.md") as temporary:
         temporary.write_text("\n\n".join(text) + "\n")
     print("\n\n".join(text))
+
+
+def timed_line(times: Rows, peaks: Rows, where: str, spec: str, specs: tuple[str, ...]) -> list[str]:
+    """One attention in a backbone at a size: milliseconds, how much quicker than the first, memory."""
+    name, another = f"{where} {spec}", f"{where} {specs[-1]}"
+    quick = ["–", "–"]
+    if name in times:
+        quick = [f"{times[name]['ms']:,.0f}", speed(times[name])]
+    elif spec == specs[0] and another in times:
+        quick = [f"{times[another]['dense_ms']:,.0f}", ""]
+    peak = f"{peaks[name]['peak']:,.0f} MB" if name in peaks else "–"
+    return [where.split(" ")[-1], f"`{spec}`", *quick, peak]
 
 
 def pets_line(run: Path, spec: str) -> list[str] | None:

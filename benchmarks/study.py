@@ -60,8 +60,9 @@ def speedups(dense: Any, models: Mapping[str, Any], size: int, batch: int, budge
     calls = {name: (lambda model=model: model(x)) for name, model in {"dense": dense, **models}.items()}
     raced = race(calls, budget=budget * len(calls))
     compared = {name: raced.compare(name, "dense") for name in models}
+    ms = {name: 1e3 * raced.median(name) for name in calls}
     return {
-        name: {"speedup": c.ratio, "quartiles": list(c.quartiles), "ms": 1e3 * raced.median(name)}
+        name: {"speedup": c.ratio, "quartiles": list(c.quartiles), "ms": ms[name], "dense_ms": ms["dense"]}
         for name, c in compared.items()
     }
 

@@ -18,15 +18,16 @@ SHORT: dict[str, Any] = {"epochs": 2, "batch": 4, "size": (32,), "lr": 1e-3}
 HEADS = {"detection": "retinanet:channels=8", "segmentation": "semantic_fpn:channels=16"}
 
 
-def rectangles(count: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]]:
-    """Pictures, masks (0 background, 1 red, 2 green) and (left, top, width, height, class) of what is on them."""
+def rectangles(count: int, seed: int = 0, times: int = 1) -> list[tuple[np.ndarray, np.ndarray, list[tuple[int, ...]]]]:
+    """Pictures, masks (0 background, 1 red, 2 green) and (left, top, width, height, class) of what is on them.
+    They are about 40 pixels wide and high, or so many `times` that."""
     draw = np.random.default_rng(seed)
     made = []
     for i in range(count):
-        width, height = (48, 32) if i % 2 else (36, 44)
+        width, height = (48 * times, 32 * times) if i % 2 else (36 * times, 44 * times)
         pixels = draw.integers(0, 80, (height, width, 3), dtype=np.uint8)
         mask = np.zeros((height, width), dtype=np.uint8)
-        w, h, kind = (*draw.integers(10, 20, 2).tolist(), i % 2)
+        w, h, kind = (*draw.integers(10 * times, 20 * times, 2).tolist(), i % 2)
         left, top = int(draw.integers(0, width - w)), int(draw.integers(0, height - h))
         pixels[top : top + h, left : left + w, kind] = 230
         mask[top : top + h, left : left + w] = kind + 1
@@ -34,11 +35,11 @@ def rectangles(count: int, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray, 
     return made
 
 
-def toy_masks(root: Path, train: int = 8, val: int = 4) -> Path:
+def toy_masks(root: Path, train: int = 8, val: int = 4, times: int = 1) -> Path:
     for split, count, seed in (("train", train, 0), ("val", val, 1)):
         for folder in ("images", "masks"):
             (root / split / folder).mkdir(parents=True)
-        for i, (pixels, mask, _) in enumerate(rectangles(count, seed)):
+        for i, (pixels, mask, _) in enumerate(rectangles(count, seed, times)):
             Image.fromarray(pixels).save(root / split / "images" / f"{i}.png")
             Image.fromarray(mask).save(root / split / "masks" / f"{i}.png")
     return root

@@ -38,7 +38,7 @@ def edit(root: Path, change: Any, name: str = "train.json") -> None:
 
 def test_boxes_are_corners_and_classes_by_place(boxes: Path) -> None:
     train, val, note = open_boxes(boxes)
-    assert (len(train), len(val), note) == (8, 4, "the data's own splits")
+    assert (len(train), len(val), note) == (8, 4, "the data's own splits; 2 classes")
     assert train.classes == ("red", "green")
     image, target = train[0]
     ((left, top, right, bottom),) = target["boxes"].tolist()
@@ -102,6 +102,11 @@ def test_crowds_are_judged_but_not_learned_from(boxes: Path) -> None:
         (lambda c: c["annotations"][3].update(bbox=[1, 2, "x", 4]), "annotation 4: bbox .* cannot be read"),
         (lambda c: c["annotations"][3].update(bbox=[1, 2, float("nan"), 4]), "annotation 4: bbox .* cannot be read"),
         (lambda c: c["annotations"][3].update(bbox=[9, 2, -3, 4]), "annotation 4: bbox .* cannot be read"),
+        (lambda c: c["annotations"][3].update(bbox="1234"), "annotation 4: bbox .* cannot be read"),
+        (lambda c: c["annotations"][3].update(area="large"), "annotation 4: .*area 'large': expected"),
+        (lambda c: c["annotations"][3].update(iscrowd="no"), "annotation 4: iscrowd 'no'"),
+        (lambda c: c["annotations"][3].update(image_id=[10]), r"image_id \[10\]: expected a number or a text"),
+        (lambda c: c["categories"][0].update(id={}), "id {}: expected a number or a text"),
         (lambda c: c["annotations"].clear(), "not one box"),
         (lambda c: c["images"][0].pop("width"), "image 10 has no width and height"),
         (lambda c: c["images"][0].update(file_name="gone.png"), "1 of 8 pictures .* are not in .* first 'gone.png'"),
@@ -114,7 +119,23 @@ def test_crowds_are_judged_but_not_learned_from(boxes: Path) -> None:
 def test_broken_annotations_are_named(boxes: Path, change: Any, says: str) -> None:
     edit(boxes, change)
     with pytest.raises(UserError, match=says):
-        open_boxes(boxes)[0][0]
+        open_boxes(boxes)
+
+
+def test_an_area_that_is_not_given_is_that_of_the_box(boxes: Path) -> None:
+    edit(boxes, lambda content: content["annotations"][0].update(area=None))
+    one = open_boxes(boxes)[0].truth([0])["annotations"][0]
+    assert one["area"] == one["bbox"][2] * one["bbox"][3]
+
+
+def test_a_picture_turned_by_its_camera_is_as_large_as_it_is_shown(boxes: Path) -> None:
+    about = json.loads((boxes / "train.json").read_text())["images"][0]
+    path = boxes / "images" / about["file_name"]
+    upright = Image.open(path).copy()
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by a quarter to be seen
+    upright.transpose(Image.Transpose.ROTATE_90).save(path, exif=exif)
+    assert np.array_equal(np.asarray(open_boxes(boxes)[0][0][0]), np.asarray(upright))
 
 
 def test_masks_hold_classes(masks: Path) -> None:
@@ -167,7 +188,10 @@ def test_masks_that_do_not_fit_are_named(masks: Path) -> None:
     whole = Image.open(path).copy()
     Image.fromarray(np.zeros((5, 7), dtype=np.uint8)).save(path)
     with pytest.raises(UserError, match=r"3.png' is 7x5 pixels, and its picture 48x32"):
-        open_masks(masks)[0][3]
+        open_masks(masks)
+    Image.fromarray(np.full((32, 48), 300, dtype=np.uint16)).save(path)
+    with pytest.raises(UserError, match="holds the number 300: expected 0 to 255"):
+        open_masks(masks)
     whole.convert("RGB").save(path)
     with pytest.raises(UserError, match=r"3.png' has colours \(RGB\)"):
         open_masks(masks)
@@ -182,7 +206,7 @@ def test_masks_that_do_not_fit_are_named(masks: Path) -> None:
     whole.save(path)
     (masks / "classes.txt").write_text("0 a\n1 b\n")
     with pytest.raises(UserError, match="holds the number 2, which is no class: there are 0, 1"):
-        open_masks(masks)[0][3]
+        open_masks(masks)
     (masks / "classes.txt").write_text("zero a\n")
     with pytest.raises(UserError, match="expected lines such as `1 cat`"):
         open_masks(masks)

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -16,6 +16,11 @@ from ..errors import UserError
 #: The label of a picture that is not there: it could not be read, or it only fills up a batch.
 IGNORE = -1
 Split = Literal["train", "val"]
+T = TypeVar("T")
+#: EXIF's number for how a camera was held: from 5 on, on its side.
+_ORIENTATION = 0x0112
+#: The most files of a set that are looked at when it is opened.
+LOOKED_AT = 2000
 
 
 class BadImage(UserError):
@@ -33,6 +38,11 @@ class Source(Protocol):
     def __getitem__(self, index: int, /) -> tuple[Image.Image, Any]: ...
 
     def name(self, index: int) -> str: ...
+
+
+def some(files: Sequence[T]) -> Sequence[T]:
+    """Those of a set's files that are looked at when it is opened: all, or of many some, spread over the set."""
+    return files[:: -(-len(files) // LOOKED_AT)]
 
 
 def load_image(
@@ -53,6 +63,18 @@ def load_image(
             return upright_rgb(image)
     except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
         raise BadImage(f"cannot read image {str(path)!r}: {error or type(error).__name__}") from None
+
+
+def upright_size(path: str | Path) -> tuple[int, int] | None:
+    """Width and height of the picture that `load_image` would give, by the file's header alone; None without one."""
+    if not os.path.isfile(path):
+        return None
+    try:
+        with _opened(path, None) as image:
+            turned = image.getexif().get(_ORIENTATION, 1) >= 5
+            return (image.height, image.width) if turned else image.size
+    except Exception:  # said, with its reason, by whoever loads it
+        return None
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:

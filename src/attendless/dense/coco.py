@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ..data.source import load_image
+from ..data.source import load_image, some, upright_size
 from ..errors import UserError
 
 _EXPECTED = (
@@ -53,11 +53,7 @@ class Boxes:
         """The picture; boxes and labels to learn from, without crowds; and its place in the set."""
         image = load_image(os.path.join(self.folder, self.images[index]["file_name"]))
         about = self.images[index]
-        if image.size != (about["width"], about["height"]):
-            raise UserError(
-                f"picture {self.name(index)!r} is {image.width}x{image.height} pixels, but annotated as one of "
-                f"{about['width']}x{about['height']}"
-            )
+        _check_size(about, image.size)
         found = self.boxes[index]
         single = found[found[:, 5] == 0]
         return image, {
@@ -124,7 +120,7 @@ def open_boxes(where: str | Path, hold_out: int = 10) -> tuple[Boxes, Boxes, str
         held = range(hold_out // 2, len(whole), hold_out)
         train, val = whole.subset(sorted(set(range(len(whole))) - set(held))), whole.subset(held)
         note = f"one file of annotations: every {hold_out}th image is held out"
-    return train, val, "; ".join([note, *dict.fromkeys((*train.notes, *val.notes))])
+    return train, val, "; ".join([note, f"{len(train.classes)} classes", *dict.fromkeys((*train.notes, *val.notes))])
 
 
 def _annotations(root: Path, split: str) -> Path | None:
@@ -142,31 +138,12 @@ def _pictures(root: Path, path: Path) -> Path:
 
 def read_boxes(path: Path, folder: Path) -> Boxes:
     """Read and check one file of annotations."""
-    try:
-        content = json.loads(path.read_text())
-        images, annotations, categories = (content[name] for name in ("images", "annotations", "categories"))
-        entries = [*images, *annotations, *categories]
-        sound = all(isinstance(entry, dict) and "id" in entry for entry in entries)
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{str(path)!r} is not COCO's JSON: expected images, annotations, categories ({error!r})"
-        ) from None
-    if not sound or not images or not categories:
-        raise UserError(f"{str(path)!r}: expected images and categories, each with its id")
+    images, annotations, categories = _entries(path)
     place = {image["id"]: i for i, image in enumerate(images)}
     label = {category["id"]: i for i, category in enumerate(categories)}
     if len(place) < len(images) or len(label) < len(categories):
         raise UserError(f"{str(path)!r} gives an id of an image or a category twice")
-    for image in images:
-        if not all(isinstance(image.get(name), int) and image[name] > 0 for name in ("width", "height")):
-            raise UserError(f"{str(path)!r}: image {image['id']} has no width and height")
-        if not isinstance(image.get("file_name"), str):
-            raise UserError(f"{str(path)!r}: image {image['id']} has no file_name")
-    gone = [image["file_name"] for image in images if not (folder / image["file_name"]).is_file()]
-    if gone:
-        raise UserError(
-            f"{len(gone)} of {len(images)} pictures of {str(path)!r} are not in {str(folder)!r}, first {gone[0]!r}"
-        )
+    _check_pictures(images, path, folder)
     found: list[list[tuple[float, ...]]] = [[] for _ in images]
     cut, empty = list[Any](), list[Any]()
     for one in annotations:
@@ -187,8 +164,12 @@ def read_boxes(path: Path, folder: Path) -> Boxes:
             continue
         if max(abs(a - b) for a, b in zip(inside, (left, top, right, bottom), strict=True)) > 1:
             cut.append(one["id"])
-        area = float(one.get("area", (inside[2] - inside[0]) * (inside[3] - inside[1])))
-        found[index].append((*inside, label[one["category_id"]], bool(one.get("iscrowd", 0)), area))
+        crowd, area = one.get("iscrowd", 0), one.get("area")
+        if area is None:
+            area = (inside[2] - inside[0]) * (inside[3] - inside[1])
+        if crowd not in (0, 1) or not _numbers(area) or area < 0:
+            raise UserError(f"{where}: iscrowd {crowd!r}, area {area!r}: expected 0 or 1, and pixels")
+        found[index].append((*inside, label[one["category_id"]], crowd, area))
     if not any(found):
         raise UserError(f"{str(path)!r} has not one box inside its {len(images)} pictures")
     notes = _notes(path.name, len(images) - sum(map(bool, found)), cut, empty)
@@ -197,14 +178,60 @@ def read_boxes(path: Path, folder: Path) -> Boxes:
     return Boxes(str(folder), tuple(images), boxes, names, notes)
 
 
-def _corners(box: Any, where: str) -> tuple[float, float, float, float]:
+def _entries(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
+    """Images, annotations and categories of a file, each with an id, and with numbers or texts where they are named."""
     try:
-        left, top, width, height = (float(value) for value in box)
-    except (TypeError, ValueError):
-        left = top = width = height = math.nan
-    if not all(map(math.isfinite, (left, top, width, height))) or min(width, height) < 0:
+        content = json.loads(path.read_text())
+        images, annotations, categories = (content[name] for name in ("images", "annotations", "categories"))
+        entries = [*images, *annotations, *categories]
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{str(path)!r} is not COCO's JSON: expected images, annotations, categories ({error!r})"
+        ) from None
+    if not images or not categories or not all(isinstance(one, dict) and "id" in one for one in entries):
+        raise UserError(f"{str(path)!r}: expected images, annotations and categories, each with its id")
+    for one in entries:
+        for name in ("id", "image_id", "category_id"):
+            if isinstance(one.get(name), list | dict):
+                raise UserError(f"{str(path)!r}: {name} {one[name]!r}: expected a number or a text")
+    return images, annotations, categories
+
+
+def _check_pictures(images: Sequence[Mapping[str, Any]], path: Path, folder: Path) -> None:
+    for image in images:
+        if not all(type(image.get(name)) is int and image[name] > 0 for name in ("width", "height")):
+            raise UserError(f"{str(path)!r}: image {image['id']} has no width and height")
+        if not isinstance(image.get("file_name"), str):
+            raise UserError(f"{str(path)!r}: image {image['id']} has no file_name")
+    gone = [image["file_name"] for image in images if not (folder / image["file_name"]).is_file()]
+    if gone:
+        raise UserError(
+            f"{len(gone)} of {len(images)} pictures of {str(path)!r} are not in {str(folder)!r}, first {gone[0]!r}"
+        )
+    for image in some(images):
+        _check_size(image, upright_size(folder / image["file_name"]))
+
+
+def _check_size(about: Mapping[str, Any], size: tuple[int, int] | None) -> None:
+    """Raise if a picture is not as large as the one its boxes were drawn on. Of one that cannot be read nothing is
+    known."""
+    if size is not None and size != (about["width"], about["height"]):
+        raise UserError(
+            f"picture {about['file_name']!r} is {size[0]}x{size[1]} pixels, but annotated as one of "
+            f"{about['width']}x{about['height']}"
+        )
+
+
+def _corners(box: Any, where: str) -> tuple[float, float, float, float]:
+    if not isinstance(box, list) or len(box) != 4 or not _numbers(*box) or min(box[2:]) < 0:
         raise UserError(f"{where}: bbox {box!r} cannot be read: expected [left, top, width, height] in pixels")
+    left, top, width, height = map(float, box)
     return left, top, left + width, top + height
+
+
+def _numbers(*values: Any) -> bool:
+    """Whether all are finite numbers."""
+    return all(isinstance(value, int | float) and math.isfinite(value) for value in values)
 
 
 def _notes(name: str, bare: int, cut: Sequence[Any], empty: Sequence[Any]) -> tuple[str, ...]:

@@ -20,15 +20,13 @@ import numpy as np
 from PIL import Image
 
 from ..data.folders import SUFFIXES
-from ..data.source import Split, load_image
+from ..data.source import Split, load_image, some, upright_size
 from ..errors import UserError
 
 #: Pixels of a mask that count neither as right nor as wrong.
 IGNORE_INDEX = 255
 _MASKS = ("masks", "labels", "annotations", "trimaps", "SegmentationClass")
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
-#: The most masks looked at to learn which numbers there are.
-_LOOKED_AT = 2000
 _EXPECTED = "Expected train/ and val/, each with images/ and masks/, or VOC's or ADE20K's folders"
 
 
@@ -54,19 +52,14 @@ class Masks:
 
     def mask(self, index: int, size: tuple[int, int]) -> np.ndarray:
         path = os.path.join(self.root, self.files[index][1])
-        found = read_mask(path)
-        if found.shape != (size[1], size[0]):
-            width, height = found.shape[1], found.shape[0]
-            raise UserError(f"mask {path!r} is {width}x{height} pixels, and its picture {size[0]}x{size[1]}")
+        found = read_mask(path, size)
         table = np.full(256, -1, dtype=np.int16)
         table[list(self.ignored)] = IGNORE_INDEX
         for number, label in self.numbers.items():
             table[number] = label
         classes = table[found]
         if (classes < 0).any():
-            strange = int(found[classes < 0][0])
-            known = ", ".join(map(str, sorted(self.numbers)[:12])) + (", …" if len(self.numbers) > 12 else "")
-            raise UserError(f"mask {path!r} holds the number {strange}, which is no class: there are {known}")
+            raise no_class(path, int(found[classes < 0][0]), self.numbers)
         return classes.astype(np.uint8)
 
     def name(self, index: int) -> str:
@@ -76,8 +69,15 @@ class Masks:
         return dataclasses.replace(self, files=tuple(self.files[i] for i in indices))
 
 
-def read_mask(path: str) -> np.ndarray:
-    """The numbers of a mask's pixels [height, width], as they stand in the file."""
+def no_class(path: str, number: int, numbers: Iterable[int]) -> UserError:
+    known = sorted(numbers)
+    text = ", ".join(map(str, known[:12])) + ", …" * (len(known) > 12)
+    return UserError(f"mask {path!r} holds the number {number}, which is no class: there are {text}")
+
+
+def read_mask(path: str, size: tuple[int, int] | None) -> np.ndarray:
+    """The numbers of a mask's pixels [height, width], as they stand in the file. `size` is its picture's width and
+    height, if that can be read."""
     try:
         with Image.open(path) as image:
             image.load()
@@ -86,8 +86,12 @@ def read_mask(path: str) -> np.ndarray:
         raise UserError(f"cannot read mask {path!r}: {error or type(error).__name__}") from None
     if found.ndim != 2 or mode not in ("L", "P", "1", "I;16", "I"):
         raise UserError(f"mask {path!r} has colours ({mode}): expected one number a pixel, the number of its class")
-    if found.size and found.max() > 255:
-        raise UserError(f"mask {path!r} holds the number {int(found.max())}: expected at most 255")
+    if found.size and not 0 <= found.min() <= found.max() <= 255:
+        strange = int(found.max() if found.max() > 255 else found.min())
+        raise UserError(f"mask {path!r} holds the number {strange}: expected 0 to 255")
+    if size is not None and found.shape != (size[1], size[0]):
+        width, height = found.shape[1], found.shape[0]
+        raise UserError(f"mask {path!r} is {width}x{height} pixels, and its picture {size[0]}x{size[1]}")
     return found.astype(np.uint8)
 
 
@@ -109,12 +113,10 @@ def open_masks(where: str | Path, hold_out: int = 10) -> tuple[Masks, Masks, str
             held = whole[hold_out // 2 :: hold_out]
             pairs = {"train": [pair for pair in whole if pair not in set(held)], "val": held}
             note = f"no val folder: every {hold_out}th image is held out"
+    ignored |= {IGNORE_INDEX}
     numbers, names = _classes(root, pairs, ignored)
-    made = {
-        split: Masks(str(root), tuple(files), numbers, names, ignored | {IGNORE_INDEX})
-        for split, files in pairs.items()
-    }
-    return made["train"], made["val"], note
+    made = {split: Masks(str(root), tuple(files), numbers, names, ignored) for split, files in pairs.items()}
+    return made["train"], made["val"], f"{note}; {len(names)} classes"
 
 
 def _layout(root: Path) -> tuple[dict[str, list[tuple[str, str]]], frozenset[int]]:
@@ -173,19 +175,36 @@ def _classes(
     root: Path, pairs: Mapping[str, Sequence[tuple[str, str]]], ignored: frozenset[int]
 ) -> tuple[dict[int, int], tuple[str, ...]]:
     """The class of each number, and the names."""
+    seen = _seen(root, [pair for files in pairs.values() for pair in files])
+    for number in ignored:
+        seen.pop(number, None)
     listed = root / "classes.txt"
-    if listed.is_file():
-        named: dict[int, str] = {}
-        for line in filter(None, map(str.strip, listed.read_text(errors="replace").splitlines())):
-            number, _, name = line.partition(" ")
-            if not number.isdecimal() or int(number) >= IGNORE_INDEX or int(number) in named:
-                raise UserError(f"{str(listed)!r}: expected lines such as `1 cat`, each number once, got {line!r}")
-            named[int(number)] = name.strip() or number
-    else:
-        masks = [mask for files in pairs.values() for _, mask in files]
-        spread = masks[:: -(-len(masks) // _LOOKED_AT)]
-        seen = set().union(*(np.unique(read_mask(str(root / name))).tolist() for name in spread))
-        named = {number: str(number) for number in sorted(seen - ignored - {IGNORE_INDEX})}
+    named = _named(listed) if listed.is_file() else {number: str(number) for number in sorted(seen)}
+    for number, mask in seen.items():
+        if number not in named:
+            raise no_class(mask, number, named)
     if len(named) < 2:
         raise UserError(f"the masks of {str(root)!r} hold {len(named)} class: expected two or more")
     return {number: i for i, number in enumerate(sorted(named))}, tuple(named[number] for number in sorted(named))
+
+
+def _seen(root: Path, pairs: Sequence[tuple[str, str]]) -> dict[int, str]:
+    """The numbers that occur, each with a mask that holds it. What is wrong with a mask is found here, before anything
+    is learned, unless there are so many that only some are looked at."""
+    found: dict[int, str] = {}
+    for picture, mask in some(pairs):
+        path = str(root / mask)
+        for number in np.unique(read_mask(path, upright_size(root / picture))).tolist():
+            found.setdefault(number, path)
+    return found
+
+
+def _named(listed: Path) -> dict[int, str]:
+    """The classes that a file names."""
+    named: dict[int, str] = {}
+    for line in filter(None, map(str.strip, listed.read_text(errors="replace").splitlines())):
+        number, _, name = line.partition(" ")
+        if not number.isdecimal() or int(number) >= IGNORE_INDEX or int(number) in named:
+            raise UserError(f"{str(listed)!r}: expected lines such as `1 cat`, each number once, got {line!r}")
+        named[int(number)] = name.strip() or number
+    return named

@@ -49,10 +49,7 @@ class Pyramid(nn.Module):
 
 
 class RetinaNet(Dense):
-    """`forward` gives for every image its boxes [n, 4] in pixels (left, top, right, bottom), scores and labels.
-
-    `sizes` are the heights and widths of the images before they were padded into one batch.
-    """
+    """`forward` gives for every image its boxes [n, 4] in pixels (left, top, right, bottom), scores and labels."""
 
     task, name, options = "detection", "retinanet", RetinaNetOptions
 
@@ -96,9 +93,10 @@ class RetinaNet(Dense):
         found = self._rules[0].compute_loss([dict(target) for target in targets], outputs, whole)
         return {"classes": found["classification"], "boxes": found["bbox_regression"], **extra}
 
-    def forward(self, images: Tensor, sizes: Sequence[tuple[int, int]] | None = None) -> list[dict[str, Tensor]]:
-        sizes = [(images.shape[-2], images.shape[-1])] * len(images) if sizes is None else sizes
+    def forward(self, images: Tensor) -> list[dict[str, Tensor]]:
         outputs, anchors, _ = self.outputs(images)
         counts = [len(level) for level in anchors[0]]
         split = {name: list(value.split(counts, dim=1)) for name, value in outputs.items()}
-        return self._rules[0].postprocess_detections(split, anchors, list(sizes))
+        return self._rules[0].postprocess_detections(
+            split, anchors, [(images.shape[-2], images.shape[-1])] * len(images)
+        )

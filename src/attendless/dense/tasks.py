@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -104,7 +105,7 @@ def detect_all(model: Any, loader: DataLoader[Any], accelerator: Accelerator, so
         if images is None:
             continue
         sizes = [tuple(target["sizes"][1].tolist()) for target in targets]
-        for target, found in zip(targets, model(images.to(accelerator.device), sizes), strict=True):
+        for target, found in zip(targets, each(images.to(accelerator.device), sizes, model), strict=True):
             index = int(target["index"])
             seen.append(index)
             rows += coco_results(index, {**found, "boxes": in_file(found["boxes"], target["sizes"])})
@@ -134,21 +135,32 @@ def segment_all(
     mirrored, answers are averaged."""
     model.eval()
     table = torch.zeros(classes, classes, dtype=torch.long)
+    ask = partial(probabilities, model, scales=scales, flip=flip)
     images_seen = skipped = 0
     for images, targets, bad in loader:
         skipped += len(bad)
         if images is None:
             continue
-        answers = probabilities(model, images.to(accelerator.device), scales, flip)
-        for answer, target in zip(answers, targets, strict=True):
-            height, width = target["size"].tolist()
-            fine = F.interpolate(answer[None, :, :height, :width], target["mask"].shape, mode="bilinear")[0]
+        sizes = [tuple(target["size"].tolist()) for target in targets]
+        for target, answer in zip(targets, each(images.to(accelerator.device), sizes, ask), strict=True):
+            fine = F.interpolate(answer[None], target["mask"].shape, mode="bilinear")[0]
             table += confusion(fine.argmax(0).cpu(), target["mask"], classes)
             images_seen += 1
     counted = torch.tensor([images_seen, skipped], device=accelerator.device)
     table = accelerator.reduce(table.to(accelerator.device), reduction="sum").cpu()
     images_seen, skipped = accelerator.reduce(counted, reduction="sum").tolist()
     return {"images": images_seen, "skipped": skipped, **intersections(table)}
+
+
+def each(images: Tensor, sizes: Sequence[tuple[int, int]], answer: Callable[[Tensor], Iterable[Any]]) -> list[Any]:
+    """What `answer` gives for each picture of a padded batch as if it were alone: those of one size are run together,
+    without the padding that others need, which would move the positions of their tokens."""
+    found: list[Any] = [None] * len(sizes)
+    for height, width in dict.fromkeys(sizes):
+        same = [i for i, size in enumerate(sizes) if size == (height, width)]
+        for i, one in zip(same, answer(images[same, :, :height, :width]), strict=True):
+            found[i] = one
+    return found
 
 
 def probabilities(model: Any, images: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
