@@ -10,10 +10,8 @@
 #include <openvino/core/op_extension.hpp>
 #include <openvino/frontend/onnx/extension/conversion.hpp>
 
-#include "calls.hpp"
-#include "geometry.hpp"
-#include "memory.hpp"
 #include "openvino.hpp"
+#include "operators.hpp"
 #include "parallel.hpp"
 
 namespace attendless {
@@ -31,163 +29,6 @@ void give_way() { std::this_thread::yield(); }
 namespace openvino {
 
 int threads() { return tbb::this_task_arena::max_concurrency(); }
-
-// The kernels tell each query's log Σ exp, which nobody here asks for.
-class Unread {
- public:
-  explicit Unread(const Heads& q)
-      : shape_{q.shape(0), q.shape(1), q.shape(2)},
-        memory_(std::max<int64_t>(1, int64_t(size_of(shape_[0] * shape_[1], "heads")) * size_of(shape_[2], "tokens"))) {}
-  Lse lse() const { return Lse(memory_.data(), shape_); }
-
- private:
-  Lse::Shape shape_;
-  Memory memory_;
-};
-
-template <size_t count>
-std::array<int64_t, count> numbers(const std::vector<int64_t>& given, const char* name) {
-  require(given.size() == count, name, " must be ", count, " numbers, not ", given.size());
-  std::array<int64_t, count> found;
-  std::copy(given.begin(), given.end(), found.begin());
-  return found;
-}
-
-struct Attention : Inputs {
-  float scale = 1.f;
-
-  void visit(ov::AttributeVisitor& visitor) {
-    Inputs::visit(visitor);
-    visitor.on_attribute("scale", scale);
-  }
-  std::vector<Result> results(const Shapes& shapes) const { return shapes.attended(); }
-};
-
-struct FovealAttention : Attention {
-  static constexpr const char* kName = "FovealAttention";
-  inline static const std::vector<std::string> kInputs = {"q", "k", "v", "qkv", "key_bias", "places"};
-  std::vector<int64_t> layout;
-
-  void visit(ov::AttributeVisitor& visitor) {
-    Attention::visit(visitor);
-    visitor.on_attribute("layout", layout);
-  }
-
-  std::vector<Result> results(const Shapes& shapes) const {
-    const Layout checked(numbers<8>(layout, "layout"));
-    geometry_of(checked);
-    const std::vector<Result> found = shapes.attended();
-    const ov::Dimension tokens = found[0].shape[tokens_first() ? 1 : 2];
-    const int all = checked.prefix + checked.patches();
-    require(find("places") || tokens.compatible(all), "the layout has ", all, " tokens, q has ", tokens);
-    return found;
-  }
-
-  void run(Call& call) const {
-    const Heads q = call.heads("q"), k = call.heads("k"), v = call.heads("v");
-    foveal_attend(q, k, v, call.maybe<Bias>("key_bias"), call.maybe<Places>("places"), numbers<8>(layout, "layout"),
-                  scale, threads(), std::nullopt, true, call.attended(q, v), Unread(q).lse());
-  }
-};
-
-struct SparsifinerAttention : Attention {
-  static constexpr const char* kName = "SparsifinerAttention";
-  inline static const std::vector<std::string> kInputs = {
-      "q", "k", "v", "qkv", "coefficients", "basis", "tail_scores", "tail_values", "share", "key_bias"};
-  int64_t budget = 0, prefix = 0, top = 0;
-  float tau = 0.f;
-
-  void visit(ov::AttributeVisitor& visitor) {
-    Attention::visit(visitor);
-    visitor.on_attribute("budget", budget);
-    visitor.on_attribute("prefix", prefix);
-    visitor.on_attribute("tau", tau);
-    visitor.on_attribute("top", top);
-  }
-
-  void run(Call& call) const {
-    const Heads q = call.heads("q"), k = call.heads("k"), v = call.heads("v");
-    sparsifiner(q, k, v, call.maybe<Bias>("key_bias"), call.get<Heads>("coefficients"), call.get<Bias>("basis"),
-                call.maybe<Heads>("tail_scores"), call.maybe<Heads>("tail_values"), call.maybe<Bias>("share"), budget,
-                prefix, tau, top, scale, threads(), call.attended(q, v), Unread(q).lse());
-  }
-};
-
-struct BlockAttention : Attention {
-  static constexpr const char* kName = "BlockAttention";
-  inline static const std::vector<std::string> kInputs = {"q",       "k",         "v",    "qkv",     "query_start",
-                                                          "queries", "key_start", "keys", "key_bias"};
-
-  void run(Call& call) const {
-    const Heads q = call.heads("q"), k = call.heads("k"), v = call.heads("v");
-    block_attend(q, k, v, call.maybe<Bias>("key_bias"), call.get<Indices>("query_start"), call.get<Indices>("queries"),
-                 call.get<Indices>("key_start"), call.get<Indices>("keys"), scale, threads(), call.attended(q, v),
-                 Unread(q).lse());
-  }
-};
-
-struct GatherAttention : Attention {
-  static constexpr const char* kName = "GatherAttention";
-  inline static const std::vector<std::string> kInputs = {"q", "k", "v", "qkv", "indices", "counts", "key_bias"};
-
-  void run(Call& call) const {
-    const Heads q = call.heads("q"), k = call.heads("k"), v = call.heads("v");
-    gather_attend(q, k, v, call.maybe<Bias>("key_bias"), call.get<Chosen>("indices"), call.maybe<Counts>("counts"),
-                  scale, threads(), call.attended(q, v), Unread(q).lse());
-  }
-};
-
-// Its keys are [B, H, N, D] or, of one head, [B, N, D]; or those of qkv.
-struct MergeTokens : Inputs {
-  static constexpr const char* kName = "MergeTokens";
-  inline static const std::vector<std::string> kInputs = {"x",          "keys",  "qkv",   "importance",
-                                                          "sizes",      "cells", "owners"};
-  std::vector<int64_t> plan;
-  float protect = 0.f;
-
-  void visit(ov::AttributeVisitor& visitor) {
-    Inputs::visit(visitor);
-    visitor.on_attribute("plan", plan);
-    visitor.on_attribute("protect", protect);
-  }
-
-  struct Left {
-    int64_t tokens, patches, cells;
-  };
-
-  Left left() const {
-    const auto [height, width, prefix, patches, merged, window] = numbers<6>(plan, "plan");
-    for (const int64_t number : {height, width, prefix, patches, merged, window}) {
-      require(number >= 0 && number <= kLargest, "the plan's numbers must be from 0 to ", kLargest);
-    }
-    require(merged <= patches / 2, merged, " of ", patches, " patches cannot join others: half of them at most");
-    return {prefix + patches - merged, patches - merged, size_of(uint64_t(height) * uint64_t(width), "the grid")};
-  }
-
-  std::vector<Result> results(const Shapes& shapes) const {
-    const ov::PartialShape x = shapes.of("x", 3);
-    const Left rest = left();
-    return {{ov::element::f32, {x[0], rest.tokens, x[2]}},
-            {ov::element::f32, {x[0], rest.patches}},
-            {ov::element::i64, {x[0], rest.patches}},
-            {ov::element::i64, {x[0], rest.cells}}};
-  }
-
-  void run(Call& call) const {
-    const Tokens x = call.get<Tokens>("x");
-    const Left rest = left();
-    const size_t B = x.shape(0), patches = size_t(rest.patches);
-    const Heads keys = find("keys") && call.rank("keys") == 3 ? one_head(call.get<Tokens>("keys")) : call.heads("keys");
-    merge(x, keys, call.maybe<Bias>("importance"), call.maybe<Bias>("sizes"), call.maybe<Longs>("cells"),
-          call.maybe<Longs>("owners"), numbers<6>(plan, "plan"), protect, threads(),
-          call.result<Tokens>(0, {B, size_t(rest.tokens), x.shape(2)}), call.result<Bias>(1, {B, patches}),
-          call.longs_out(2, B, patches), call.longs_out(3, B, size_t(rest.cells)));
-  }
-
-  static Heads one_head(const Tokens& x) {
-    return {x.data(), {x.shape(0), 1, x.shape(1), x.shape(2)}, {x.stride(0), 0, x.stride(1), x.stride(2)}};
-  }
-};
 
 // An ONNX node's attributes, for an operator that asks for its own.
 class FromOnnx : public ov::AttributeVisitor {
@@ -230,7 +71,8 @@ void add(std::vector<ov::Extension::Ptr>& extensions) {
 }  // namespace attendless
 
 OPENVINO_EXTENSION_C_API void create_extensions(std::vector<ov::Extension::Ptr>& extensions) {
-  using namespace attendless::openvino;
+  using namespace attendless::operators;
+  using attendless::openvino::add;
   add<FovealAttention>(extensions);
   add<SparsifinerAttention>(extensions);
   add<BlockAttention>(extensions);

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+import native_cases
+from attendless.sparse import foveal, native
+
 OURS = "attendless"
+DEIT = native_cases.Case(foveal.layout(14, 14, 1, keep=0.1), 2, 3, 64, 64, False, 1.0, 0)
 
 
 def model_of(nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], constants: Sequence[Any] = ()) -> Any:
@@ -33,3 +40,29 @@ def node_model(name: str, inputs: dict[str, Tensor], *, dynamic: bool, **attribu
     given = {"given": ",".join(inputs)} | attributes
     node = helper.make_node(name, list(inputs), [output.name for output in outputs], domain=OURS, **given)
     return model_of([node], [info(key, x) for key, x in inputs.items()], outputs)
+
+
+def foveal_inputs(batch: int) -> dict[str, Tensor]:
+    return {"qkv": torch.randn(batch, 197, 3, 3, 64)}
+
+
+def any_batch() -> Any:
+    """A graph that attends to `foveal_inputs` of any number of images."""
+    model = node_model("FovealAttention", foveal_inputs(2), dynamic=False, layout=DEIT.sizes, scale=0.125)
+    model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "batch"
+    return model
+
+
+def expected(inputs: dict[str, Tensor]) -> Tensor:
+    """What it gives."""
+    q, k, v = inputs["qkv"].permute(2, 0, 3, 1, 4)
+    return native.foveal_forward(q, k, v, None, None, DEIT.sizes, 0.125).transpose(1, 2)
+
+
+def thread_seconds() -> dict[str, float]:
+    """Seconds of processor each thread of this process has had."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        fields = (task / "stat").read_text().rsplit(")", 1)[1].split()
+        found[task.name] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return found

@@ -176,6 +176,8 @@ def test_mistakes(tmp_path: Path) -> None:
         export(tiny(), tmp_path / "fast.xml", format="tflite")
     with pytest.raises(UserError, match="in memory"):
         export(tiny(), tmp_path / "fast.pt2", attention="foveal")
+    with pytest.raises(UserError, match="int8 and our kernels do not go together"):
+        export(tiny(), tmp_path / "fast.onnx", int8=True, kernels=True, data=tmp_path)
     assert not list(tmp_path.iterdir())
 
 

@@ -37,8 +37,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="torch.compile every contestant, the dense one too")
     parser.add_argument(
         "--runtime", metavar="R", nargs="+", default=[],
-        help="race every contestant, the dense one too, in each of these: eager, compile, onnx, openvino, pt2; latency "
-        "alone",
+        help="race every contestant, the dense one too, in each of these: eager, compile, onnx, onnx-kernels, "
+        "openvino, pt2; latency alone",
     )  # fmt: skip
     parser.add_argument(
         "--budget", metavar="S", type=words.above_zero, default=10.0,

@@ -1,5 +1,5 @@
-"""Write a model for another runtime: ONNX (standard operators, runs anywhere), OpenVINO (with our kernels, where they can
-be built) or pt2 (torch.export, with our operators).
+"""Write a model for another runtime: ONNX (standard operators, runs anywhere; --kernels: with ours, for ONNX Runtime),
+OpenVINO (with our kernels, where they can be built) or pt2 (torch.export, with our operators).
 
 The file is compared with the PyTorch model before it is there; one that computes something else is an error, and
 nothing is written. Speed is measured against the same model in PyTorch, and against the dense model exported the same
@@ -9,6 +9,7 @@ A saved file is exported as it is. A model given by its name is converted as `at
 
 examples:
   attendless export fast.safetensors --out fast.onnx
+  attendless export fast.safetensors --out fast.onnx --kernels
   attendless export fast.safetensors --out fast.xml --dynamic batch
   attendless export fast.safetensors --out fast.xml --int8 --data imagenet/val
   attendless export deit_tiny_patch16_224 --weights deit.safetensors --attention foveal:keep=0.1 --size 384 --out fast.pt2
@@ -38,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--out", metavar="F", type=words.target("export"), required=True,
-        help="where to write it: .onnx, .xml (OpenVINO; a .bin and maybe a library go beside it) or .pt2",
+        help="where to write it: .onnx, .xml (OpenVINO; a .bin goes beside it) or .pt2",
     )  # fmt: skip
     parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="images at once (default: 1)")
     parser.add_argument("--dynamic", choices=("batch",), help="take any number of images at once, not --batch of them")
@@ -47,9 +48,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", help="images for --int8, and to compare on besides")
     parser.add_argument("--limit", metavar="N", type=words.positive, help="measure --int8 on N of them (default: all)")
     parser.add_argument("--opset", metavar="N", type=words.positive, help="ONNX opset (default: 18)")
-    parser.add_argument(
-        "--standard", action="store_true", help="standard operators only, also where the runtime could have our kernels"
-    )
+    who = parser.add_mutually_exclusive_group()
+    who.add_argument(
+        "--kernels", action="store_true", default=None, dest="kernels",
+        help="with our kernels, in a library beside the file (default: where they can be had, but not in ONNX)",
+    )  # fmt: skip
+    who.add_argument(
+        "--standard", action="store_false", default=None, dest="kernels",
+        help="standard operators only, also where the runtime could have our kernels",
+    )  # fmt: skip
     parser.add_argument(
         "--budget", metavar="S", type=words.above_zero, default=4.0,
         help="seconds of timing for each contestant (default: 4)",
@@ -78,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
             int8=args.int8,
             data=args.data,
             limit=args.limit,
-            kernels=False if args.standard else None,
+            kernels=args.kernels,
             opset=args.opset,
             measure=not args.quick,
             budget=args.budget,

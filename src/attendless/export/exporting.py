@@ -97,15 +97,16 @@ def export(
 
     `model` is one in memory, or a MODEL for `open_model`, which gets `opening` (`attention`, `tokens`, `weights`, …).
     `batch` is how many images the file takes at once, None for any number. `kernels`: attendless's own (default: where
-    the runtime can have them). `int8` quantises linear layers, calibrated on images of `data`; these also join the
-    check, and accuracy is measured on `limit` of them (default: all). Without `measure` nothing is timed. A file that
-    does not compute what the model does raises `UserError`, and nothing is written.
+    the runtime can have them, but not in ONNX, which then runs anywhere). `int8` quantises linear layers, calibrated on
+    images of `data`; these also join the check, and accuracy is measured on `limit` of them (default: all). Without
+    `measure` nothing is timed. A file that does not compute what the model does raises `UserError`, and nothing is
+    written.
     """
     how = _format(out, format)
     if why := FORMATS[how].unavailable():
         raise UserError(why)
     if int8:
-        quantising.check(how, data)
+        quantising.check(how, data, kernels)
     if opset is not None:
         onnx.check_opset(how, opset)
     if isinstance(model, str | Path):
@@ -121,9 +122,9 @@ def export(
     return job.run(opened.eval(), Path(out), name, int8, data, limit, budget if measure else None)
 
 
-def write(model: nn.Module, file: Path, *, batch: int | None, format: str) -> None:
+def write(model: nn.Module, file: Path, *, batch: int | None, format: str, kernels: bool | None = None) -> None:
     """Only write it: unchecked, and without a description."""
-    job = _Job(format, batch, False, None, None, lambda text: None)
+    job = _Job(format, batch, False, None, kernels, lambda text: None)
     job.write(model, file, job.policy()[0])
 
 
@@ -200,13 +201,9 @@ class _Job:
 
     def policy(self) -> tuple[str, tuple[str, ...]]:
         """Who computes the operations in the file, and what is to be said about it."""
-        if self.format == "pt2":
-            return STANDARD if self.kernels is False else KERNELS, ()
-        if self.format == "onnx" or self.kernels is False:
-            if self.kernels and self.format == "onnx":
-                raise UserError("an ONNX file holds standard operators only, so that it runs anywhere: no kernels")
+        if not (self.module.KERNELS if self.kernels is None else self.kernels):
             return STANDARD, ()
-        why = openvino.kernels_unavailable()
+        why = self.module.kernels_unavailable()
         if why and self.kernels:
             raise UserError(f"the kernels cannot stand beside the model: {why}")
         return (STANDARD, (f"standard operators, not our kernels: {why}",)) if why else (KERNELS, ())

@@ -53,8 +53,12 @@ class Quality:
         )
 
 
-def check(format: str, data: str | Path | None) -> None:
+def check(format: str, data: str | Path | None, kernels: bool | None = None) -> None:
     """Raise where nothing could be quantised."""
+    if format == "onnx" and kernels:
+        raise UserError(
+            "int8 and our kernels do not go together in ONNX, whose tool opens a model without them: use openvino"
+        )
     if format == "pt2":
         raise UserError("int8 is for onnx and openvino: attendless knows no tool that does it for pt2")
     if data is None:

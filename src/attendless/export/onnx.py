@@ -1,8 +1,15 @@
-"""ONNX: standard operators, so that it runs anywhere; opened by ONNX Runtime."""
+"""ONNX, opened by ONNX Runtime: standard operators, so that it runs anywhere; or, if asked for, with attendless's
+kernels beside it.
+
+options = onnxruntime.SessionOptions()
+options.register_custom_ops_library("./libattendless_onnxruntime.so")  # only where the kernels are used
+session = onnxruntime.InferenceSession("fast.onnx", options)
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -14,13 +21,18 @@ from torch import Tensor
 from torch.export import ExportedProgram
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from .. import compiled
 from ..errors import UserError
-from . import description, translate
+from . import description, packed, translate
 from .description import KEY, Description
 from .packages import missing, need
 from .sealed import BLANK, check_seal, seal
 
 SUFFIX = ".onnx"
+#: Whether a file has our kernels unless it is said.
+KERNELS = False
+#: The kernels as ONNX Runtime's operators: made at install, and copied beside a model that uses them.
+LIBRARY = "libattendless_onnxruntime.so"
 #: What writing takes, and what running takes.
 WRITERS, RUNNERS = ("onnx", "onnxscript"), ("onnxruntime",)
 #: The oldest that has all it takes; every runtime of the last years knows it.
@@ -43,8 +55,25 @@ def check_opset(format: str, opset: int) -> None:
         raise UserError(f"--opset {opset}: expected one from {OPSET} to {newest}")
 
 
+def kernels_unavailable() -> str:
+    """Why the kernels cannot stand beside a model; empty if they can."""
+    if not compiled.available:
+        return f"the native kernels are not available: {compiled.reason}"
+    return "" if library().is_file() else f"{str(library())!r} is missing: install attendless again"
+
+
+def library() -> Path:
+    return Path(compiled.kernels().__file__).with_name(LIBRARY)
+
+
 def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> None:
-    """Write a traced graph; operators of ours in it become nodes of the domain `attendless`."""
+    """Write a traced graph; where operators of ours are in it, the library with the kernels too."""
+    if translated(program, path, opset=opset):
+        shutil.copy2(library(), path.parent / LIBRARY)
+
+
+def translated(program: ExportedProgram, path: Path, *, opset: int | None = None) -> bool:
+    """Write a traced graph; operators of ours in it become nodes of the domain `attendless`. Whether there are any."""
     need("onnx", *WRITERS)
     weights = sum(value.nbytes for value in program.state_dict.values())
     if weights >= _LARGEST:
@@ -69,6 +98,10 @@ def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> 
             raise UserError(f"this model cannot be written as ONNX: {told[:300]}") from error
     assert made is not None
     made.save(path, external_data=False)
+    ours = any(name.startswith(f"{translate.DOMAIN}.") for name in operators(path))
+    if ours:
+        rewrite(path, packed.pack)
+    return ours
 
 
 def stamp(path: Path, about: Description) -> None:
@@ -98,7 +131,7 @@ def operators(path: Path) -> dict[str, int]:
 
 def files(path: Path) -> list[Path]:
     """What an export consists of, that which is opened last."""
-    return [path]
+    return [*sorted(path.parent.glob("*.so")), path]
 
 
 def open_file(path: Path, threads: int | None = None) -> tuple[Run, Description]:
@@ -121,10 +154,14 @@ def _session(path: Path, threads: int | None) -> Any:
     options.add_session_config_entry(
         "session.intra_op.allow_spinning", "0"
     )  # threads that wait would take others' time
+    if not kernels_unavailable():  # those of this installation; a library that lies beside a file is never loaded
+        options.register_custom_ops_library(str(library()))
     try:
         return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # whatever is wrong in the file, each in a class of its own
         told = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+        if f"{translate.DOMAIN}:" in told and (why := kernels_unavailable()):
+            raise UserError(f"{str(path)!r} needs attendless's kernels: {why}") from None
         raise UserError(f"{str(path)!r} cannot be opened by ONNX Runtime: {told}") from None
 
 

@@ -19,13 +19,15 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ..errors import UserError
-from . import description, extension, onnx, packed
+from . import description, extension, onnx
 from .description import KEY, Description
 from .packages import missing, need
 from .sealed import BLANK, check_seal, seal
 from .translate import DOMAIN
 
 SUFFIX = ".xml"
+#: Whether a file has our kernels unless it is said.
+KERNELS = True
 Run = Callable[[Tensor], tuple[Tensor, ...]]
 
 
@@ -42,10 +44,7 @@ def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> 
     """Write a traced graph, by way of ONNX; where operators of ours are in it, the library with the kernels too."""
     openvino = need("openvino", "openvino")
     between = path.with_suffix(".between.onnx")
-    onnx.write(program, between, opset=opset)
-    ours = any(name.startswith(f"{DOMAIN}.") for name in onnx.operators(between))
-    if ours:
-        onnx.rewrite(between, packed.pack)
+    ours = onnx.translated(program, between, opset=opset)
     model = openvino.convert_model(between, extension=[str(extension.path())] if ours else None)
     between.unlink()
     openvino.save_model(model, path, compress_to_fp16=False)

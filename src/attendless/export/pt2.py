@@ -28,6 +28,8 @@ from . import description
 from .description import KEY, Description
 
 SUFFIX = ".pt2"
+#: Whether a file has our kernels unless it is said.
+KERNELS = True
 Run = Callable[[Tensor], tuple[Tensor, ...]]
 #: What the expressions in a graph are made of.
 _PARTS = (
@@ -39,6 +41,11 @@ _ATTRIBUTES = ("size", "shape")
 
 
 def unavailable() -> str:
+    return ""
+
+
+def kernels_unavailable() -> str:
+    """Operators of ours find who computes them where the file is opened."""
     return ""
 
 

@@ -1,0 +1,226 @@
+// The kernels as a library of operators for ONNX Runtime: nodes of the domain `attendless`. It needs nothing else of
+// attendless's, and no particular ONNX Runtime.
+#include "onnxruntime.hpp"
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+
+#include "operators.hpp"
+#include "parallel.hpp"
+
+namespace attendless {
+namespace onnxruntime {
+namespace {
+
+// What is being computed in this thread: ONNX Runtime's threads are to be had through it.
+thread_local const Api* current_api = nullptr;
+thread_local KernelContext* current_context = nullptr;
+
+struct Body {
+  void (*run)(void*, int);
+  void* context;
+};
+
+// What ONNX Runtime itself refuses, its text included, becomes what the operator answers.
+struct Refused {
+  Status* status;
+};
+
+void check(Status* status) {
+  if (status) throw Refused{status};
+}
+
+// ONNX Runtime does not say how many threads a session has. It shares out this many pieces among those it has, and
+// whoever runs first does all there is to do.
+int most_threads() { return std::clamp(int(std::thread::hardware_concurrency()), 1, 64); }
+
+}  // namespace
+}  // namespace onnxruntime
+
+void run_parallel(int threads, void (*body)(void*, int), void* context) {
+  using namespace onnxruntime;
+  if (threads <= 1) return body(context, 0);
+  Body all{body, context};
+  const auto run = [](void* given, size_t rank) {
+    const Body& body = *static_cast<Body*>(given);
+    body.run(body.context, int(rank));
+  };
+  check(current_api->KernelContext_ParallelFor(current_context, run, size_t(threads), size_t(threads), &all));
+}
+
+const char* why_own_threads() { return ""; }
+void give_way() { std::this_thread::yield(); }
+
+namespace onnxruntime {
+namespace {
+
+using operators::Tensor;
+using operators::Type;
+
+// A node's attributes, for an operator that asks for its own. One that is not there keeps its default.
+class Attributes {
+ public:
+  Attributes(const Api& api, const KernelInfo* info) : api_(api), info_(info) {}
+
+  void on_attribute(const char* name, float& value) { there(api_.KernelInfoGetAttribute_float(info_, name, &value)); }
+  void on_attribute(const char* name, int64_t& value) { there(api_.KernelInfoGetAttribute_int64(info_, name, &value)); }
+
+  void on_attribute(const char* name, std::vector<int64_t>& value) {
+    size_t size = 0;
+    if (!there(api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size))) return;
+    value.resize(size);
+    check(api_.KernelInfoGetAttributeArray_int64(info_, name, value.data(), &size));
+  }
+
+  void on_attribute(const char* name, std::string& value) {
+    size_t size = 0;  // with the zero at its end
+    if (!there(api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size))) return;
+    value.resize(size);
+    check(api_.KernelInfoGetAttribute_string(info_, name, value.data(), &size));
+    value.resize(size - 1);
+  }
+
+ private:
+  bool there(Status* status) {
+    if (status) api_.ReleaseStatus(status);
+    return !status;
+  }
+
+  const Api& api_;
+  const KernelInfo* info_;
+};
+
+Tensor as_tensor(const Api& api, const Value* value) {
+  require(value != nullptr, "an input that `given` names is not there");
+  TensorInfo* info = nullptr;
+  check(api.GetTensorTypeAndShape(value, &info));
+  const auto release = [&](TensorInfo* one) { api.ReleaseTensorTypeAndShapeInfo(one); };
+  const std::unique_ptr<TensorInfo, decltype(release)> held(info, release);
+  ElementType type = kUndefined;
+  size_t rank = 0;
+  check(api.GetTensorElementType(info, &type));
+  check(api.GetDimensionsCount(info, &rank));
+  std::vector<int64_t> sizes(rank);
+  check(api.GetDimensions(info, sizes.data(), rank));
+  Tensor found{type == kFloat ? Type::f32 : type == kInt32 ? Type::i32 : type == kInt64 ? Type::i64 : Type::other,
+               {sizes.begin(), sizes.end()}, {}, nullptr};
+  if (found.type != Type::other) check(api.GetTensorMutableData(const_cast<Value*>(value), &found.data));
+  return found;
+}
+
+// A node of a model.
+template <class Operator>
+class Kernel {
+ public:
+  Kernel(const Api& api, const KernelInfo* info) : api_(api) {
+    Attributes attributes(api, info);
+    operator_.visit(attributes);
+    size_t inputs = 0;
+    check(api.KernelInfo_GetInputCount(info, &inputs));
+    operator_.check(inputs, Operator::kInputs);
+  }
+
+  void run(KernelContext* context) const {
+    current_api = &api_;
+    current_context = context;
+    std::vector<Tensor> given;
+    size_t inputs = 0;
+    check(api_.KernelContext_GetInputCount(context, &inputs));
+    for (size_t i = 0; i < inputs; ++i) {
+      const Value* value = nullptr;
+      check(api_.KernelContext_GetInput(context, i, &value));
+      given.push_back(as_tensor(api_, value));
+    }
+    const auto place = [&](size_t number, const std::vector<size_t>& shape) {
+      const std::vector<int64_t> sizes(shape.begin(), shape.end());
+      Value* value = nullptr;
+      check(api_.KernelContext_GetOutput(context, number, sizes.data(), sizes.size(), &value));
+      return as_tensor(api_, value);
+    };
+    operators::Call call(operator_, std::move(given), place, most_threads());
+    operator_.run(call);
+  }
+
+  // What goes wrong in `body`, as ONNX Runtime wants to be told.
+  template <class Run>
+  static Status* told(const Api& api, const Run& body) {
+    const auto status = [&](Code code, const char* text) {
+      const std::string named = std::string("attendless.") + Operator::kName + ": " + text;
+      return api.CreateStatus(code, named.c_str());
+    };
+    try {
+      body();
+      return nullptr;
+    } catch (const Refused& refused) {
+      return refused.status;
+    } catch (const std::invalid_argument& error) {
+      return status(kInvalidArgument, error.what());
+    } catch (const std::exception& error) {
+      return status(kFail, error.what());
+    }
+  }
+
+  const Api& api_;
+
+ private:
+  Operator operator_;
+};
+
+template <class Operator>
+const CustomOp* described() {
+  using Node = Kernel<Operator>;
+  static const CustomOp op = [] {
+    CustomOp op{};
+    op.version = kVersion;
+    op.GetName = [](const CustomOp*) { return Operator::kName; };
+    op.GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };
+    op.GetInputType = [](const CustomOp*, size_t) { return kUndefined; };  // any
+    op.GetInputTypeCount = [](const CustomOp*) { return size_t(1); };      // as many as there are
+    op.GetInputCharacteristic = [](const CustomOp*, size_t) { return kVariadic; };
+    op.GetVariadicInputMinArity = [](const CustomOp*) { return 1; };
+    op.GetVariadicInputHomogeneity = [](const CustomOp*) { return 0; };
+    op.GetInputMemoryType = [](const CustomOp*, size_t) { return 0; };
+    op.GetOutputType = [](const CustomOp*, size_t number) { return Operator::kResults[number] == Type::f32 ? kFloat : kInt64; };
+    op.GetOutputTypeCount = [](const CustomOp*) { return Operator::kResults.size(); };
+    op.GetOutputCharacteristic = [](const CustomOp*, size_t) { return kRequired; };
+    op.GetVariadicOutputMinArity = [](const CustomOp*) { return 0; };
+    op.GetVariadicOutputHomogeneity = [](const CustomOp*) { return 0; };
+    op.GetStartVersion = [](const CustomOp*) { return 1; };
+    op.GetEndVersion = [](const CustomOp*) { return 1; };
+    op.CreateKernelV2 = [](const CustomOp*, const Api* api, const KernelInfo* info, void** kernel) {
+      return Node::told(*api, [&] { *kernel = new Node(*api, info); });
+    };
+    op.KernelComputeV2 = [](void* kernel, KernelContext* context) {
+      const Node& node = *static_cast<Node*>(kernel);
+      return Node::told(node.api_, [&] { node.run(context); });
+    };
+    op.KernelDestroy = [](void* kernel) { delete static_cast<Node*>(kernel); };
+    return op;
+  }();
+  return &op;
+}
+
+Status* add_all(const Api& api, SessionOptions* options) {
+  Domain* domain = nullptr;  // lives as long as the sessions that use it, which nobody tells us the end of
+  if (Status* const wrong = api.CreateCustomOpDomain("attendless", &domain)) return wrong;
+  using namespace operators;
+  for (const CustomOp* const op : {described<FovealAttention>(), described<SparsifinerAttention>(),
+                                   described<BlockAttention>(), described<GatherAttention>(), described<MergeTokens>()}) {
+    if (Status* const wrong = api.CustomOpDomain_Add(domain, op)) return wrong;
+  }
+  return api.AddCustomOpDomain(options, domain);
+}
+
+}  // namespace
+}  // namespace onnxruntime
+}  // namespace attendless
+
+// What ONNX Runtime calls when the library is registered with a session's options.
+extern "C" __attribute__((visibility("default"))) attendless::onnxruntime::Status* RegisterCustomOps(
+    attendless::onnxruntime::SessionOptions* options, const attendless::onnxruntime::ApiBase* base) {
+  using namespace attendless::onnxruntime;
+  if (const Api* const api = base->GetApi(kVersion)) return add_all(*api, options);
+  const Api* const old = base->GetApi(1);  // the first function has been there ever since
+  return old->CreateStatus(kFail, "attendless's operators need ONNX Runtime 1.17 or newer");
+}
