@@ -8,13 +8,15 @@ model's own, computed here. Garbage is broken in ten ways, and each must be refu
 are killed (SIGKILL) while requests are under way. The bare model, on pictures that are ready and with as many threads,
 is timed at several batches before and after; the best counts. Memory is that of the server and its worker. The exit
 code is 1 if an answer was wrong or missing, if memory grew by more than 5 %, or if the server reached less than 0.9 of
-the bare model (outside the seconds in which a killed worker was being replaced).
+the bare model (outside the seconds in which a killed worker was being replaced). Server and clients share the
+machine; what other processes took of it meanwhile, and the host of a virtual machine, is reported.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import io
 import itertools
 import json
@@ -105,7 +107,8 @@ def report(args: argparse.Namespace, row: dict[str, Any]) -> None:
         f"latency ms: median {row['p50_ms']:.0f}, 99 % within {row['p99_ms']:.0f}; mean batch {row['mean_batch']:.2f}; "
         f"the model computed {100 * row['busy']:.0f} % of the time"
     )
-    print(f"HTTP, decoding and preparing: {row['front_ms']:.2f} ms of processor time a request")
+    print(f"processor ms a request: HTTP, decoding, preparing {row['front_ms']:.2f}, clients {row['clients_ms']:.2f}; "
+          f"other processes took {row['others']:.2f} of a core, the host {row['stolen']:.2f}")  # fmt: skip
     print(f"workers killed: {row['kills']}, started again: {row['restarts']:.0f}, after s: {row['replaced_after']}")
     print(f"memory MB: {row['memory_mb'][0]:.0f} after warming up, {row['memory_mb'][1]:.0f} at the end: "
           f"{100 * row['growth']:+.1f} % (at most {100 * GROWTH:.0f} %)")  # fmt: skip
@@ -130,6 +133,8 @@ class Load:
         self.latency: list[float] = []
         self.answered: list[float] = []
         self.memory: list[tuple[int, float]] = []
+        #: Of each worker seconds of processor, when it was first seen and last.
+        self.spent: dict[int, tuple[float, float]] = {}
         self.gaps: list[tuple[float, float]] = []
 
     async def run(self) -> dict[str, Any]:
@@ -164,11 +169,14 @@ class Load:
         self.port = int(json.loads(ready.read_text())["rows"][0]["address"].rpartition(":")[2])
 
     async def load(self) -> dict[str, Any]:
-        began, used = time.perf_counter(), processor_time(self.server.pid)
+        began, used, before = time.perf_counter(), processor_time(self.server.pid), machine_time()
+        own = processor_time(os.getpid())
         watch = [asyncio.create_task(self.watch_memory())]
         watch += [asyncio.create_task(self.kill((n + 1) / (self.args.kills + 1))) for n in range(self.args.kills)]
         await asyncio.gather(*(self.client() for _ in range(self.args.concurrent)))
         seconds, used = time.perf_counter() - began, processor_time(self.server.pid) - used
+        all_of_it, stolen = (now - then for now, then in zip(machine_time(), before, strict=True))
+        clients, model = processor_time(os.getpid()) - own, sum(last - first for first, last in self.spent.values())
         await asyncio.gather(*watch)
         idle = sum(end - start for start, end in self.gaps)
         outside = [t for t in self.answered if not any(start <= t <= end for start, end in self.gaps)]
@@ -187,6 +195,9 @@ class Load:
             "mean_batch": batches["sum"] / batches["count"],
             "busy": value(measured, "attendless_model_seconds_sum") / (seconds - idle),
             "front_ms": 1000 * used / len(self.order),
+            "clients_ms": 1000 * clients / len(self.order),
+            "others": max(0.0, all_of_it - used - clients - model) / seconds,
+            "stolen": stolen / seconds,
             "kills": self.args.kills,
             "restarts": value(measured, "attendless_worker_restarts_total"),
             "replaced_after": [round(end - start, 1) for start, end in self.gaps],
@@ -257,6 +268,10 @@ class Load:
     async def watch_memory(self) -> None:
         while self.done() < 1:
             sizes = [resident(pid) for pid in (self.server.pid, *workers(self.server.pid))]
+            for pid in workers(self.server.pid):
+                with contextlib.suppress(OSError):
+                    now = processor_time(pid)
+                    self.spent[pid] = (self.spent.get(pid, (now, now))[0], now)
             if len(sizes) > 1:
                 self.memory.append((len(self.answered), sum(sizes)))
             await asyncio.sleep(0.25)
@@ -327,6 +342,12 @@ def processor_time(pid: int) -> float:
     """Seconds that a process itself has computed."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def machine_time() -> tuple[float, float]:
+    """Seconds that all processors have computed, and seconds that the host gave to others (Linux)."""
+    user, nice, system, _, _, irq, soft, stolen = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return tuple(ticks / os.sysconf("SC_CLK_TCK") for ticks in (user + nice + system + irq + soft, stolen))
 
 
 def resident(pid: int) -> float:

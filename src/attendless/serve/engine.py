@@ -54,8 +54,8 @@ class Engine:
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         # HTTP and decoding keep a core to themselves.
-        threads = opening.threads or max(1, (cores() - 1) // workers)
-        self.opening = dataclasses.replace(opening, threads=threads)
+        self.threads = opening.threads or max(1, (cores() - 1) // workers)
+        self.opening = dataclasses.replace(opening, threads=self.threads)
         self.batch, self.wait, self.count = batch, wait_ms / 1000, workers
         self.on_batch, self.on_restart = on_batch, on_restart
         self.ready: queue.Queue[_Job | None] = queue.Queue()
