@@ -1,8 +1,8 @@
 """What do a million and a billion pictures cost, and what limits it? Measured in parts, and added up.
 
     python benchmarks/scaling.py DATA [--model deit_tiny_patch16_224] [--weights F] [--attention full foveal:keep=0.1]
-                                 [--size 224 384] [--runtime eager onnx openvino] [--batch 1 8 32] [--images 100]
-                                 [--budget 20] [--json F] [--markdown F]
+                                 [--size 224 384] [--runtime eager onnx onnx-kernels openvino] [--batch 1 8 32]
+                                 [--images 100] [--budget 20] [--json F] [--markdown F]
 
 With one thread, in processor time: what a picture costs to decode and to prepare, and what the model costs at each
 batch; the contestants take turns and the median counts. Waiting for a disk or a network is not in it. An answer's bytes
@@ -39,7 +39,7 @@ from attendless_cli.output import write_json, write_text
 from attendless_cli.words import parse_size
 
 LINK = 10e9 / 8  # bytes per second of 10 Gbit/s
-ENDINGS = {"onnx": ".onnx", "openvino": ".xml", "pt2": ".pt2"}
+ENDINGS = {"onnx": ".onnx", "onnx-kernels": ".onnx", "openvino": ".xml", "pt2": ".pt2"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def main() -> int:
     parser.add_argument("--weights")
     parser.add_argument("--attention", nargs="+", default=["full", "foveal:keep=0.1"])
     parser.add_argument("--size", nargs="+", type=parse_size, default=[(224, 224), (384, 384)])
-    parser.add_argument("--runtime", nargs="+", default=["eager", "onnx", "openvino"])
+    parser.add_argument("--runtime", nargs="+", default=["eager", "onnx", "onnx-kernels", "openvino"])
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 8, 32])
     parser.add_argument("--images", type=int, default=100)
     parser.add_argument("--budget", type=float, default=20.0, help="seconds of timing for each size")
@@ -143,7 +143,8 @@ def opened(args: argparse.Namespace, size: tuple[int, int], attention: str, runt
     if runtime in ("eager", "compile"):
         return Opening(args.model, **asked, runtime=runtime, threads=1).open()
     out = folder / f"{len(list(folder.iterdir()))}{ENDINGS[runtime]}"
-    attendless.export(args.model, out, batch=None, measure=False, below_breakeven="keep", **asked)
+    kernels = True if runtime == "onnx-kernels" else None
+    attendless.export(args.model, out, batch=None, kernels=kernels, measure=False, below_breakeven="keep", **asked)
     return Opening(str(out), threads=1).open()
 
 

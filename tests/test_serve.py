@@ -30,6 +30,7 @@ from PIL import Image
 import attendless
 from attendless.predict import Opening
 from attendless.serve import Settings
+from attendless.stamp import cores
 
 httpx = pytest.importorskip("httpx")
 pytest.importorskip("fastapi", reason="FastAPI is not installed: pip install 'attendless[serve]'")
@@ -304,6 +305,16 @@ def test_overload_is_told_to_come_again(app: Any, desk: Desk) -> None:
 
 
 # What it says of itself ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have priorities of their own on Linux")
+def test_pictures_of_the_next_batch_wait_for_the_model(desk: Desk, engine: Engine) -> None:
+    """On cores the model leaves, and behind it where those are short; nothing else is put back."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert desk.pool.submit(os.getpriority, os.PRIO_PROCESS, 0).result() == min(19, own + 10)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+    assert all(os.getpriority(os.PRIO_PROCESS, worker) == own for worker in engine.processes())
+    assert desk.pool._max_workers == max(1, cores() - engine.count * engine.threads)
 
 
 def test_health_metrics_and_page(app: Any, engine: Engine) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import html
 import os
 import sys
-import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -63,8 +62,8 @@ class Desk:
 
 def _behind_the_model() -> None:
     """Where cores are short, the model comes first: a thread that prepares pictures for its next batch can wait."""
-    if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    if sys.platform == "linux":  # where it is the thread's own priority; elsewhere it is the process's
+        os.nice(10)
 
 
 def make_app(engine: Engine, card: Card, desk: Desk, metrics: Metrics) -> Any:
