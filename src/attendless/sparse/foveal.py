@@ -57,8 +57,8 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """As the kernels read it."""
-        return dataclasses.astuple(self)
+        """As the kernels read it. (`astuple` would copy every number deeply, at every call.)"""
+        return self.height, self.width, self.prefix, self.cell, self.tile, self.coarse, self.budget, self.order
 
     @property
     def levels(self) -> tuple[tuple[int, int], ...]:
