@@ -244,17 +244,26 @@ def test_sizes_that_cannot_be() -> None:
     [
         ("vit_base_patch16_xp_224", {}, "blocks.0 is a ParallelScalingBlock"),
         ("vit_base_patch16_rpn_224", {}, "blocks.0 is a ResPostBlock"),
-        ("vit_tiny_r_s16_p8_224", {"img_size": 64}, "patch embedding HybridEmbed is not supported"),
+        ("vit_tiny_r_s16_p8_224", {"img_size": 64}, "HybridEmbed is not supported.*; attendless.patch lets it"),
         ("vit_dwee_patch16_reg1_gap_256", {}, "blocks.0.attn is a DiffAttention"),
         ("vit_tiny_patch16_224", {"patch_drop_rate": 0.5}, "patch_drop is PatchDropout"),
-        ("test_resnet", {}, "ResNet is not supported. There are: timm's VisionTransformer"),
-        ("beit_base_patch16_224", {}, "Beit is not supported"),
+        (
+            "test_resnet",
+            {},
+            "ResNet is not supported: it holds no attention of a known class. There are: ",
+        ),
+        ("test_convnext", {}, "ConvNeXt is not supported: it holds no attention"),  # as DINOv3 has some
+        ("beit_base_patch16_224", {}, "Beit is not supported: blocks.0.attn: its relative position bias"),
+        ("vit_relpos_small_patch16_224", {}, "RelPos is not supported: blocks.0.attn: its relative position bias"),
+        ("hiera_tiny_224", {}, "Hiera is not supported: blocks.0.attn: its tokens are ordered by the unit"),
+        ("naflexvit_base_patch16_gap", {}, "NaFlexVit is not supported: .* have a grid each"),
+        ("vit_tiny_patch16_224", {"features_only": True, "out_indices": [1]}, "FeatureGetterNet .*attendless.patch"),
     ],
 )
 def test_what_is_not_supported_is_named(name: str, arguments: dict[str, object], says: str) -> None:
     if not timm.is_model(name):
         pytest.skip(f"timm {timm.__version__} has no {name}")
-    small = {} if "resnet" in name else SMALL
+    small = {} if any(kind in name for kind in ("resnet", "convnext", "hiera")) else SMALL
     model = timm.create_model(name, **{**small, **arguments})
     with pytest.raises(UserError, match=says):
         convert(model, "full")

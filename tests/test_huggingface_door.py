@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import pickle
 import threading
 import warnings
 from pathlib import Path
@@ -290,6 +291,30 @@ def test_a_copy_watches_for_itself() -> None:
     door.close(model)
     assert all(map(torch.equal, expected, run(twin, inputs)))
     assert len(then) == len(expected)
+
+
+@pytest.mark.parametrize("name", ["dinov2", "sam2"])
+def test_another_process_gets_a_copy(name: str) -> None:
+    model = patched(MODELS[name].make(), "foveal:keep=0.1")
+    then = run(model, image(64, 64))
+    torch.manual_seed(1)
+    inputs = image(32, 128)
+    twin = pickle.loads(pickle.dumps(model))
+    assert all(map(torch.equal, run(model, inputs), run(twin, inputs)))
+    attendless.unpatch(twin)
+    assert furthest(run(model, inputs), run(twin, inputs)) > 1e-4
+    assert len(then) > 0
+
+
+@pytest.mark.parametrize("name", ["dinov2", "depth_anything"])
+def test_a_graph_that_is_exported_attends_less_too(name: str) -> None:
+    """transformers makes a mask that hides nothing for it; with a mask an attention is left as it was."""
+    tiny = MODELS[name]
+    model = patched(tiny.make(), "foveal:keep=0.1")
+    inputs = tiny.inputs(model, (64, 64))
+    with torch.no_grad():
+        graph = torch.export.export(model, (), kwargs=inputs).module()
+        assert furthest(run(model, inputs), outputs(graph(**inputs))) < 1e-5
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import threading
 from typing import Any
 
@@ -104,6 +105,9 @@ def test_where_it_does_not_pay_nothing_is_touched() -> None:
         ({"attention": "xca"}, "'xca' does not go without projections"),
         ({"attention": "foveal", "tokens": "tome:r=2"}, "need every token"),
         ({"attention": "foveal", "below_breakeven": "maybe"}, "below_breakeven"),
+        ({"attention": "foveal", "size": 8}, "size 8 is less than a patch of vit_tiny_patch16_224"),
+        ({"attention": "foveal", "size": 0}, "size 0 cannot be read"),
+        ({"attention": "foveal", "size": "big"}, "size 'big' cannot be read"),
     ],
 )
 def test_refused_by_name(given: dict[str, Any], reason: str) -> None:
@@ -111,11 +115,21 @@ def test_refused_by_name(given: dict[str, Any], reason: str) -> None:
         attendless.patch(build(VIT), **given)
 
 
+def test_names_are_no_models() -> None:
+    for do in (lambda x: attendless.patch(x, "foveal"), attendless.unpatch, attendless.convert):
+        with pytest.raises(UserError, match=r"expected a model, a torch\.nn\.Module, not str 'vit_tiny_patch16_224'"):
+            do("vit_tiny_patch16_224")
+
+
 def test_models_with_nothing_to_patch_are_refused() -> None:
     with pytest.raises(UserError, match="the images of a batch have a grid each"):
         attendless.patch(timm.create_model("naflexvit_base_patch16_gap", depth=1, embed_dim=64, num_heads=2), "foveal")
     with pytest.raises(UserError, match="no attention of a known class"):
         attendless.patch(nn.Linear(2, 2), "foveal")
+    with pytest.raises(UserError, match=r"attendless\.convert exchanges its attentions"):
+        attendless.patch(timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1)), "window")
+    with pytest.raises(UserError, match="on the device meta: load it first"):
+        attendless.patch(build(DINOV3).to("meta"), "foveal", below_breakeven="keep")
     with pytest.raises(UserError, match="a model of attendless already"):
         attendless.patch(timm.create_model("columnar_micro_patch4_32"), "foveal")
 
@@ -209,6 +223,26 @@ def test_a_copy_is_on_its_own() -> None:
     attendless.unpatch(twin)
     assert torch.equal(twin(x), model(x))
     assert not twin.patch_embed._forward_pre_hooks
+
+
+@torch.no_grad()
+def test_another_process_gets_a_copy() -> None:
+    """As torch's own processes hand models on."""
+    model, x = build(DINOV3), torch.randn(1, 3, 64, 64)
+    attendless.patch(model, "foveal:keep=0.3", below_breakeven="keep")
+    ours = model(x)
+    twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin(x), ours)
+    attendless.unpatch(twin)
+    assert not torch.equal(twin(x), ours)
+    assert torch.equal(model(x), ours)
+
+
+def test_no_file_describes_what_was_patched(tmp_path) -> None:
+    model = build(VIT)
+    attendless.patch(model, "foveal:keep=0.3", below_breakeven="keep")
+    with pytest.raises(UserError, match="was patched in place, which no file describes: save what attendless"):
+        attendless.save(model, tmp_path / "m.safetensors")
 
 
 def test_dropout_is_the_modules_own() -> None:

@@ -68,6 +68,28 @@ def test_keep_one_is_the_model_itself(name: str, arguments: dict, sizes: tuple) 
             torch.testing.assert_close(mine[key], theirs[key], atol=1e-3, rtol=1e-3)
 
 
+@pytest.mark.parametrize("name", ["qwen3_vit_88m", "qwen3_vit_88m_enc", "deepseek_vit_412m", "deepseek_vit_412m_enc"])
+def test_towers_of_language_models_share_these_classes(name: str) -> None:
+    """They take any size, so that converted they take any too."""
+    if not timm.is_model(name):
+        pytest.skip(f"timm {timm.__version__} has no {name}")
+    patch = 14 if "deepseek" in name else 16
+    model = build(name, {"depth": 2, "embed_dim": 64, "num_heads": 2})
+    ours, report = convert_with_report(model, "foveal:keep=1", below_breakeven="keep", size=6 * patch)
+    assert [row.grid for row in report.layers] == ["6x6", "6x6"]
+    for size in ((4, 4), (2, 6)):
+        x = torch.randn(2, 3, *(patch * side for side in size))
+        torch.testing.assert_close(ours(x), model(x), atol=1e-4, rtol=1e-4)
+        if not name.endswith("_enc"):  # behind the classifier's norm gradients are hardly more than rounding
+            continue
+        mine, theirs = gradients(ours, x), gradients(model, x)
+        steepest = max(float(value.abs().max()) for value in theirs.values())  # some are 0 but for rounding
+        for key in theirs:
+            torch.testing.assert_close(mine[key], theirs[key], atol=1e-4 * steepest, rtol=0)
+    core: Any = find_slots(ours)[0].attn
+    assert core.turn == pytest.approx(1.0, abs=1e-3)  # integer positions
+
+
 @torch.no_grad()
 def test_the_core_sees_rotated_queries_and_keys() -> None:
     """One layer by hand: timm's own q and k, rotated, through full attention in windows of our own making."""

@@ -41,7 +41,7 @@ def input_size(model: Any) -> Size:
     if theirs is not None:
         found = theirs
     elif found is None or not hasattr(model, "set_input_size"):
-        found = image_config(model).get("input_size", (3, 224, 224))[-2:]
+        found = image_config(model).get("input_size", found or (224, 224))[-2:]
     return parse_size(found if isinstance(found, int) else tuple(found))
 
 

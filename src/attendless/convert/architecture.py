@@ -22,6 +22,7 @@ from ..attention import Attention, Spec, parse
 from ..backbones import CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed
 from ..errors import UserError, unknown
 from ..sizes import input_size, model_name
+from . import inplace
 from .arguments import ceit, column, layer, pyramid, stemmed
 from .resize import resize
 from .slots import exchangeable, find_slots
@@ -187,6 +188,11 @@ class Blueprint:
 
 def blueprint(model: Any) -> Blueprint:
     """The blueprint of a host, of a timm `VisionTransformer`, or of a model that timm built by its name."""
+    if describes(model) and inplace.supports(model):
+        raise UserError(
+            f"this {type(model).__name__} was patched in place, which no file describes: save what attendless.convert "
+            "makes of the model as it was before (attendless.unpatch)"
+        )
     if describes(model):
         description = describe(model)
         layers = tuple(str(getattr(block.attn, "spec", "full")) for block in model.blocks)

@@ -39,25 +39,22 @@ _OTHERWISE = ("position_bias", "softcap", "sliding_window", "s_aux", "cache", "c
 class Seat:
     """What an attention of a watched model knows: its place among its tower's layers, and who watches its grid.
 
-    Without a family it is left alone. `before` is what its configuration said before, `cores` are made when needed.
+    Without a watch it is left alone. `before` is what its configuration said before, `cores` are made when needed.
     """
 
-    watch: Watch = dataclasses.field(default_factory=Watch)
-    family: Family | None = None
+    watch: Watch | None = None
     index: int = 0
     of: int = 1
     before: str | None = None
     hooks: tuple[Any, ...] = ()
     cores: dict[Any, Attention | None] = dataclasses.field(default_factory=dict)
 
-    def core(self, attention: str, heads: int, head_dim: int, scaling: float | None, dropout: float) -> Any:
-        """The mechanism that computes this layer of `attention`, or None where that is full attention."""
-        key = (attention, heads, head_dim, scaling, dropout)
+    def core(self, attention: str, heads: int, head_dim: int, *rest: Any) -> Any:
+        """The mechanism that computes this layer of `attention`, or None where that is full attention; see `core`."""
+        key = (attention, heads, head_dim, *rest)
         if key not in self.cores:
             spec = expand(attention, self.of)[self.index]
-            full = spec.name == "full"
-            turn = self.family.turn if self.family else 0.0
-            self.cores[key] = None if full else core(spec, heads, head_dim, Grid(1, 1), scaling, dropout, turn)
+            self.cores[key] = None if spec.name == "full" else core(spec, heads, head_dim, Grid(1, 1), *rest)
         return self.cores[key]
 
 
@@ -67,11 +64,22 @@ def register(attention: str) -> str:
     for spec in named(attention):
         check_core(spec)
     name = PREFIX + attention
-    from_transformers.AttentionInterface.register(name, functools.partial(attend, attention=attention))
-    # Masks are made as for PyTorch's fused kernel, which is who gets them.
-    masks = from_transformers.AttentionMaskInterface
-    masks.register(name, masks._global_mapping["sdpa"])
+    attentions, masks = from_transformers.AttentionInterface, from_transformers.AttentionMaskInterface
+    fused, masked = (each._global_mapping["sdpa"] for each in (attentions, masks))
+    attentions.register(name, functools.partial(attend, attention=attention, fused=fused))
+    masks.register(name, functools.partial(mask, fused=masked))
     return name
+
+
+def mask(fused: Any, allow_is_bidirectional_skip: bool = False, **given: Any) -> Tensor | None:
+    """What transformers calls for a mask: one as for PyTorch's fused kernel, which is who gets it.
+
+    Where nothing is hidden there is none: transformers would make one all the same for a graph that is exported, in
+    which every layer would then attend fully.
+    """
+    if allow_is_bidirectional_skip and given.get("attention_mask") is None and given.get("local_size") is None:
+        return None
+    return fused(allow_is_bidirectional_skip=allow_is_bidirectional_skip, **given)
 
 
 def watch(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
@@ -93,7 +101,7 @@ def watch(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
         known = watches.get(id(place.embedding))
         seen = known or watches.setdefault(id(place.embedding), Watch(place.family.own))
         hooks = () if known else (_hook(place.embedding, seen, place.family),)
-        place.module.__dict__[_MARK] = Seat(seen, place.family, place.index, place.of, before[id(place)], hooks)
+        place.module.__dict__[_MARK] = Seat(seen, place.index, place.of, before[id(place)], hooks)
     for name in found.left:
         left: Any = model.get_submodule(name)
         left.__dict__[_MARK] = Seat(before=_named_before(left))
@@ -120,7 +128,7 @@ def close(model: nn.Module) -> int:
         if attention_of(module) is not None:
             module.config._attn_implementation_internal = before.get(id(module.config)) or "sdpa"
     unwatch(model)
-    return sum(seat.family is not None for _, seat in seats)
+    return sum(seat.watch is not None for _, seat in seats)
 
 
 def seat_of(module: Any) -> Seat | None:
@@ -160,32 +168,34 @@ def attend(
     attention_mask: Tensor | None,
     *,
     attention: str,
+    fused: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers calls: q, k, v [B, H, N, D] → [B, N, H, D], and no map."""
-    seat = seat_of(module)
-    if seat is None and type(module).__name__ in towers.FAMILIES:
+    kind, seat = type(module).__name__, seat_of(module)
+    family, watched = towers.FAMILIES.get(kind), None if seat is None else seat.watch
+    if seat is None and family is not None:
         raise UserError(
-            f"{type(module).__name__} was set to {PREFIX + attention!r}, but nothing watches which grid its patches "
-            f"form: attendless.patch(model, {attention!r}) does both, attendless.huggingface.watch(model) the watching"
+            f"{kind} was set to {PREFIX + attention!r}, but nothing watches which grid its patches form: "
+            f"attendless.patch(model, {attention!r}) does both, attendless.huggingface.watch(model) the watching"
         )
     made = None
-    if seat is not None and seat.family is not None:
+    if seat is not None and watched is not None and family is not None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", False)
         if reason := _why_not(query, key, attention_mask, causal, others):
-            _say_once(type(module).__name__, reason)
+            _say_once(kind, reason)
         else:
-            made = seat.core(attention, query.shape[1], query.shape[3], scaling, dropout)
-    if seat is None or seat.family is None or made is None:
+            made = seat.core(attention, query.shape[1], query.shape[3], scaling, dropout, family.turn)
+    if made is None or watched is None or family is None:
         others |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
-        return _fused()(module, query, key, value, attention_mask, **others)
-    grid = towers.grid_of(seat.watch, seat.family, module.config, query.shape[2])
+        return fused(module, query, key, value, attention_mask, **others)
+    grid = towers.grid_of(watched, family, module.config, query.shape[2])
     made.check(grid)
     # Tokens behind the patches go in front, where ours expect those that stand on no grid.
-    behind = seat.family.behind(module.config)
+    behind = family.behind(module.config)
     if behind:
         query, key, value = (t.roll(behind, 2) for t in (query, key, value))
     out, _ = made.attend(query, key, value, Context(grid))
@@ -246,10 +256,6 @@ def _say_once(kind: str, reason: str) -> None:
 
 def _reasons(left: dict[str, str]) -> str:
     return "; ".join(dict.fromkeys(left.values())) or "none was found"
-
-
-def _fused() -> Any:
-    return _transformers().AttentionInterface._global_mapping["sdpa"]
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Grid, Macs, Spec, expand, join, parse
 from ..backbones.cost import weight_macs
+from ..sizes import Size
 from . import door
 from .towers import Place, around, find
 
@@ -37,6 +38,11 @@ class DoorSlot:
     @property
     def grid(self) -> Grid:
         return self.place.grid
+
+    @property
+    def size(self) -> Size:
+        """The images its tower was made for."""
+        return self.place.size
 
     @property
     def block(self) -> Any:

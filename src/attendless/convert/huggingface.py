@@ -144,7 +144,8 @@ def open_folder(folder: Path) -> Any:
     # A whole CLIP holds its vision tower.
     name = "CLIPVisionModelWithProjection" if names == ["CLIPModel"] else names[0]
     if name not in _CLASSES:
-        raise UserError(f"{str(folder)!r} holds a {name}: {_ELSEWHERE.get(name, 'not supported')}")
+        elsewhere = _ELSEWHERE.get(name, "not supported; opened by transformers, attendless.patch may serve it")
+        raise UserError(f"{str(folder)!r} holds a {name}: {elsewhere}")
     try:
         model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, use_safetensors=True)
     except Exception as error:  # whatever transformers makes of a damaged folder

@@ -13,7 +13,7 @@ from ..attention import Attention, Grid, Macs, Spec, create, parse
 from ..backbones.block import frozen_alike, take_weights
 from ..backbones.cost import weight_macs
 from ..errors import UserError
-from ..sizes import Size
+from ..sizes import Size, input_size
 from ..sparse.full import macs as full_macs
 from .adapters import ADAPTED, Adapted, AdaptedTokens, Where, adapted_modules, put, take_out
 from .adapters.places import WHOLE, Owner, Place, joined, owners, turn
@@ -26,7 +26,8 @@ def supports(model: nn.Module) -> bool:
 
 def slots(model: nn.Module, size: Size | None = None) -> list[AdaptedSlot]:
     """Every attention in `model` that can be adapted, for images of `size` (default: what the model was made for)."""
-    return [_slot(model, owner, place) for owner in owners(model, size) for place in owner.places]
+    wanted = input_size(model) if size is None and isinstance(model, WHOLE) else size
+    return [_slot(model, owner, place) for owner in owners(model, wanted) for place in owner.places]
 
 
 @dataclasses.dataclass
@@ -44,6 +45,11 @@ class AdaptedSlot:
     @property
     def block(self) -> Any:
         return self.model.get_submodule(self.name)
+
+    @property
+    def size(self) -> Size:
+        """The images its owner was made for."""
+        return input_size(self.owner)
 
     @property
     def attn(self) -> nn.Module:

@@ -9,19 +9,17 @@ Weights, their names and the model's own code stay; see `adapters`.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
-from timm.layers import to_2tuple
 from torch import nn
 
 from ..backbones import is_host
 from ..errors import UserError
-from ..sizes import input_size, model_name
+from ..sizes import model_name, parse_size, size_text
 from ..tokens import parse_tokens
-from . import door, door_slots, inplace
+from . import door, inplace
 from .adapters import adapted_modules
-from .adapters.places import owners, unserved
 from .exchange import BelowBreakeven, exchange
+from .inside import check_module, inside, why_none
 from .report import Report
 from .slots import check_reads
 
@@ -33,7 +31,7 @@ def patch(
     tokens: str | None = None,
     layers: str | Iterable[int] | None = None,
     below_breakeven: BelowBreakeven = "full",
-    size: int | tuple[int, int] | None = None,
+    size: int | tuple[int, int] | str | None = None,
 ) -> Report:
     """Let the attentions inside `model` attend with `attention`, in place; what was found and done is the answer.
 
@@ -41,6 +39,7 @@ def patch(
     the model was made for): by it is decided whether attending less pays, while a model that takes any size goes on
     taking any. Patching again exchanges what was patched. `tokens` is for models that `convert` rebuilds, not for this.
     """
+    check_module(model)
     if tokens is not None and parse_tokens(tokens) is not None:
         raise UserError(
             f"tokens={tokens!r}: {type(model).__name__} is patched in place and its own layers need every token. "
@@ -50,26 +49,22 @@ def patch(
         raise UserError(
             f"{type(model).__name__} is a model of attendless already: attendless.convert exchanges attentions"
         )
-    wanted = None if size is None else to_2tuple(size)
-    known = owners(model, wanted)
-    behind, left = door_slots.slots(model, wanted)
-    slots: list[Any] = [*inplace.slots(model, wanted), *behind]
-    named = {slot.name for slot in slots}
-    others = [*unserved(model, known), *((name, why) for name, why in left if name not in named)]
+    wanted = None if size is None else parse_size(size)
+    slots, left = inside(model, wanted)
     if not slots:
-        why = "; ".join(f"{name or type(model).__name__}: {reason}" for name, reason in others[:3])
-        raise UserError(f"nothing in {type(model).__name__} can be patched: {why or 'no attention of a known class'}")
-    seen = wanted or (input_size(known[0].model) if known else behind[0].place.size)
+        raise UserError(f"nothing in {type(model).__name__} can be patched: {why_none(model)}")
+    seen = wanted or slots[0].size
+    if not all(slot.grid.patches for slot in slots):
+        raise UserError(f"size {size_text(seen)} is less than a patch of {model_name(model)}")
     rows, pays = exchange(slots, attention, layers, below_breakeven, seen)
     check_reads(slots)
-    inside = sum(len(slot.weights()) for slot in slots)
-    return Report(
-        model_name(model), seen, tuple(rows), len(model.state_dict()) - inside, pays_from=pays, unserved=tuple(others)
-    )
+    elsewhere = len(model.state_dict()) - sum(len(slot.weights()) for slot in slots)
+    return Report(model_name(model), seen, tuple(rows), elsewhere, pays_from=pays, unserved=tuple(left))
 
 
 def unpatch(model: nn.Module) -> int:
     """Give every attention that was patched back to itself; how many there were. Nothing else was ever changed."""
+    check_module(model)
     found = [module for _, module in adapted_modules(model)]
     inplace.restore(model, found)
     return len(found) + door.close(model)

@@ -8,20 +8,20 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from timm.layers import to_2tuple
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..backbones import is_host
 from ..backbones.weights import start_attentions
 from ..errors import UserError
-from ..sizes import image_config, input_size, model_name
+from ..sizes import image_config, input_size, model_name, parse_size
 from ..tokens import parse_tokens
 from . import families, huggingface
 from .adapters.places import NAMES as IN_PLACE
-from .architecture import describe
+from .architecture import Description, describe
 from .exchange import BelowBreakeven, exchange
 from .fit import fit_to, fits
+from .inside import PATCH, check_module, inside, why_none
 from .predictor import predicts, put_predictor
 from .report import Reduction, Report, difference
 from .resize import resize
@@ -36,7 +36,7 @@ def convert(
     tokens: str | None = None,
     layers: str | Iterable[int] | None = None,
     below_breakeven: BelowBreakeven = "full",
-    size: int | tuple[int, int] | None = None,
+    size: int | tuple[int, int] | str | None = None,
     predictor: str | Path | None = None,
     fit: Tensor | None = None,
 ) -> Any:
@@ -69,16 +69,17 @@ def convert_with_report(
     tokens: str | None = None,
     layers: str | Iterable[int] | None = None,
     below_breakeven: BelowBreakeven = "full",
-    size: int | tuple[int, int] | None = None,
+    size: int | tuple[int, int] | str | None = None,
     predictor: str | Path | None = None,
     fit: Tensor | None = None,
     check: Tensor | None = None,
 ) -> tuple[Any, Report]:
     """As `convert`, with what was done to every layer. On the images `check`, if given, the outputs are compared."""
+    check_module(model)
     check_finite(model.named_parameters(), "the model's weights are damaged")
     host = host_copy(model)
     if size is not None:
-        resize(host, to_2tuple(size))
+        resize(host, parse_size(size))
     dense = copy.deepcopy(host) if check is not None or fit is not None else None
     before = [slot.now + slot.others for slot in find_slots(host)]
     if tokens is not None:
@@ -125,9 +126,18 @@ def host_copy(model: Any) -> Any:
     if exchangeable(model):
         return copy.deepcopy(model)
     if isinstance(model, VisionTransformer):
-        return _take_over(describe(model).build(), model)
+        return _take_over(_described(model).build(), model)
+    if inside(model)[0]:
+        raise UserError(f"{type(model).__name__} is not one that convert copies: {PATCH}")
     supported = ["timm's VisionTransformer", "attendless models", *families.NAMES, *IN_PLACE, *huggingface.NAMES]
-    raise UserError(f"{type(model).__name__} is not supported. There are: {', '.join(supported)}")
+    raise UserError(f"{type(model).__name__} is not supported: {why_none(model)}. There are: {', '.join(supported)}")
+
+
+def _described(model: VisionTransformer) -> Description:
+    try:
+        return describe(model)
+    except UserError as error:
+        raise UserError(f"{error}; {PATCH}" if inside(model)[0] else str(error)) from None
 
 
 def _take_over(ours: Any, model: Any) -> nn.Module:

@@ -91,9 +91,9 @@ class Watch:
             "number of patches, or without checkpointing"
         )
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Watch:
-        """A copy of a model watches for itself."""
-        return Watch(self._own)
+    def __reduce__(self) -> tuple[type[Watch], tuple[bool]]:
+        """A copy of a model, here or in another process, watches for itself."""
+        return Watch, (self._own,)
 
 
 def text(size: Size) -> str:

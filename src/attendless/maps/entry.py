@@ -36,7 +36,10 @@ def layers(model: nn.Module) -> list[nn.Module]:
     if is_host(model):
         return [block.attn for block in model.blocks]  # type: ignore[union-attr]
     if not exchangeable(model):
-        raise UserError(f"{type(model).__name__} has no attention of ours that could say what it looks at: convert it")
+        raise UserError(
+            f"{type(model).__name__} has no attention of ours that could say what it looks at: expected one of "
+            "attendless, or of timm converted or patched"
+        )
     return [slot.attn for slot in find_slots(model)]
 
 

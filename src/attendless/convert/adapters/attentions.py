@@ -7,8 +7,10 @@ from typing import Any
 from timm.layers import AttentionRope
 from timm.models.beit import Attention as BeitAttention
 from timm.models.eva import EvaAttention
+from timm.models.hiera import MaskUnitAttention
 from timm.models.hieradet_sam2 import MultiScaleAttention
 from timm.models.vision_transformer import Attention as VitAttention
+from timm.models.vision_transformer_relpos import RelPosAttention
 from timm.models.vision_transformer_sam import Attention as SamAttention
 from timm.models.vision_transformer_sam import get_rel_pos
 from torch import Tensor, nn
@@ -71,7 +73,10 @@ class Sam(Folded, SamAttention):  # type: ignore[misc]
 
 ADAPTED: dict[type[nn.Module], type[Adapted]] = {cls.original: cls for cls in (Vit, Rope, Eva, Hiera, Sam)}
 
+_BIAS = "its relative position bias is a number for every pair of tokens, which no core takes"
 #: Attentions that are known, and why they cannot be adapted.
 REFUSED: dict[type[nn.Module], str] = {
-    BeitAttention: "its relative position bias is a number for every pair of tokens, which no core takes",
+    BeitAttention: _BIAS,
+    RelPosAttention: _BIAS,
+    MaskUnitAttention: "its tokens are ordered by the unit they are masked in, not row by row",
 }

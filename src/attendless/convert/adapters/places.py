@@ -23,6 +23,7 @@ from timm.models.vision_transformer_sam import VisionTransformerSAM
 from torch import nn
 
 from ...attention import Grid
+from ...errors import UserError
 from ...sizes import Size, input_size
 from . import huggingface
 from .attentions import ADAPTED, REFUSED
@@ -107,10 +108,15 @@ def _newer(module: str, *names: str) -> tuple[type, ...]:
     return tuple(getattr(found, name) for name in names)
 
 
+_IN_ROWS: tuple[Any, ...] = (
+    Eva,
+    *_newer("deepseek_vit", "DeepseekVitEncoder"),
+    *_newer("qwen3_vit", "Qwen3VitEncoder"),
+)
+_CLASSIFIERS = (*_newer("deepseek_vit", "DeepseekVitClassifier"), *_newer("qwen3_vit", "Qwen3VitClassifier"))
 #: Models that can be adapted as a whole, and by which names people know them.
-_IN_ROWS: tuple[Any, ...] = (Eva, *_newer("deepseek_vit", "DeepseekVitEncoder"))
-WHOLE = (*_IN_ROWS, VisionTransformerSAM, HieraDet)
-NAMES = ("timm's Eva (DINOv3, EVA-02, PE)", "SAM", "SAM 2's Hiera", "DeepSeek's ViT")
+WHOLE = (*_IN_ROWS, *_CLASSIFIERS, VisionTransformerSAM, HieraDet)
+NAMES = ("timm's Eva (DINOv3, EVA-02, PE)", "SAM", "SAM 2's Hiera", "the ViTs of DeepSeek and Qwen3")
 _LAID_OUT = {cls._pos_embed for cls in (VisionTransformer, VisionTransformerDistilled, *_IN_ROWS)}
 _BY_CLASS: dict[type, Callable[[Any, Size], Iterator[Place]]] = {VisionTransformerSAM: _sam, HieraDet: _hiera}
 #: Owners that are known, and why their attentions cannot be adapted.
@@ -136,6 +142,8 @@ def turn(owner: Any) -> float:
     rope = getattr(owner, "rope", None)
     if rope is None:
         return 0.0
+    if any(value.is_meta for value in (*rope.parameters(), *rope.buffers())):
+        raise UserError(f"how far {type(owner).__name__} turns its keys is not known on the device meta: load it first")
     height, width = (64, 64) if getattr(rope, "feat_shape", None) is None else owner.patch_embed.grid_size
     training = rope.training
     table = rope.eval().get_embed(shape=(height, width)).detach().float()  # in training some move at random
