@@ -1,6 +1,7 @@
 """What do the models people run at high resolution gain? Each as it comes, against the same attending less.
 
-    python benchmarks/models.py [NAME …] [--threads 1] [--budget 60] [--no-memory] [--into docs/models.md] [--json F]
+    python benchmarks/models.py [NAME …] [--json F] [--into PAGE] [--again] [--threads 1] [--budget 60] [--pairs 10]
+                                [--busy] [--no-time] [--no-memory]
 
 For each model, at its usual size, in one run: Amdahl's cap of its blocks, milliseconds as timm or transformers run it
 (their fused path), how many times sooner it is attending less (the two take turns; median of paired ratios, quartiles
@@ -8,8 +9,10 @@ behind it), peak memory of either in a process of its own, and by how much the o
 (`foveal:keep=1`): that is rounding, and proves that nothing was mistaken. (Of Swin: with its own windows.)
 
 The weights are random: they prove equality and speed, and nothing about accuracy. (LayerScale begins near 0 and would
-hide what attention does: it is set to 1.) The table is Markdown, for docs/models.md, where `--into` puts it between two
-comments.
+hide what attention does: it is set to 1.) Every model is kept in the JSON file as soon as it was measured, and those
+that are there are not measured again: a run that was killed goes on. The table is made of the file; `--into` puts it
+between two comments of a page. On a machine with other work to do, `--busy` counts the processor's seconds (of one
+thread) in place of the clock's.
 """
 
 from __future__ import annotations
@@ -19,26 +22,27 @@ import copy
 import dataclasses
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from study import Rows, table
 from torch import Tensor, nn
 
 import attendless
 from attendless import UserError
-from attendless.measure.clock import device_timer, enough, race, warm_up
+from attendless.measure.clock import device_timer, enough, race
 from attendless.measure.memory import peak_memory
 from attendless.sizes import size_text
 from attendless.stamp import stamp, stamp_line
-from attendless_cli.output import write_json
+from attendless.storage import atomic
 
 FOVEAL, EVERYTHING = "foveal:keep=0.1", "foveal:keep=1"
-START, END = "<!-- benchmarks/models.py --into docs/models.md -->", "<!-- end -->"
-#: A race has at least so many rounds, however long that takes: fewer than 8 give no verdict.
-PAIRS = 10
+START, END = "<!-- benchmarks/models.py --json docs/results/models.json --into docs/models.md -->", "<!-- end -->"
 SWIN = "window+window:shift=3"
 
 
@@ -171,8 +175,8 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         less, reports[attention] = attending(row, copy.deepcopy(model), attention)
         contestants[attention] = Images(less.eval(), row.frames)
     calls = {key: call(each, images) for key, each in contestants.items()}
-    lap = sum(warm_up(each, device_timer(), limit=0) for each in calls.values())
-    found = race(calls, budget=max(options.budget, PAIRS * lap))
+    timer = processor_seconds if options.busy else device_timer()
+    found = race(calls, timer=timer, budget=max(options.budget, options.pairs * sum(map(timer, calls.values()))))
     exact, _ = attending(row, copy.deepcopy(model), row.exact, keep=True)
     with torch.inference_mode():
         a, b = contestants["as it comes"](images), Images(exact.eval(), row.frames)(images)
@@ -198,21 +202,28 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                 "pairs": versus.pairs,
                 "distinguishable": versus.distinguishable,
                 "difference_seeing_everything": difference,
-                **(memory(name, attention, row, options.threads) if options.memory else {}),
             }
         )
     return rows
 
 
-def memory(name: str, attention: str, row: Row, threads: int) -> dict[str, float]:
-    """Peak MB of either model, each in a process of its own that imports this file."""
+def memory(name: str, attentions: Sequence[str], threads: int) -> list[dict[str, float]]:
+    """Peak MB of a model as it comes and attending with each of `attentions`, all in processes of their own that import
+    this file."""
+    row = ROWS[name]
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     more: dict[str, Any] = {"size": row.size, "channels": 3 * max(row.frames, 1), "threads": threads}
-    before, after = (
-        peak_memory("models:build", {"name": name, "attention": which}, **more).peak for which in (None, attention)
+    before, *after = (
+        peak_memory("models:build", {"name": name, "attention": which}, **more).peak for which in (None, *attentions)
     )
-    return {"mb": before, "mb_less": after}
+    return [{"mb": before, "mb_less": peak} for peak in after]
+
+
+def processor_seconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 def call(model: nn.Module, images: Tensor) -> Callable[[], None]:
@@ -247,54 +258,67 @@ def cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def markdown(texts: Sequence[str]) -> str:
-    return f"| {' | '.join(texts)} |"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"parts of models' names (default: all): {', '.join(ROWS)}")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of the race of each model, at least")
+    parser.add_argument("--pairs", type=int, default=10, help="of turns at least (fewer than 8 give no verdict)")
+    parser.add_argument("--no-time", dest="time", action="store_false", help="race no models")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure no memory")
-    parser.add_argument("--into", type=Path, help="put the table into this page too")
-    parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--json", type=Path, default=Path("models.json"), help="the file that keeps what was measured")
+    parser.add_argument("--into", type=Path, help="put the table into this page")
+    parser.add_argument("--again", action="store_true", help="measure what is in the file again")
+    parser.add_argument("--busy", action="store_true", help="count the processor's seconds, not the clock's")
     options = parser.parse_args()
+    if options.busy and options.threads != 1:
+        sys.exit("--busy counts the seconds of one thread: expected --threads 1")
     torch.set_num_threads(options.threads)
     chosen = [name for name in ROWS if not options.names or any(part.lower() in name.lower() for part in options.names)]
     if not chosen:
         sys.exit(f"no model is called like {' or '.join(options.names)}. There are: {', '.join(ROWS)}")
-    machine = stamp()
-    lines = [markdown(COLUMNS), markdown(["---"] * len(COLUMNS))]
-    print(*lines, sep="\n", flush=True)
-    rows, failed = [], []
+    kept, failed = Rows(options.json), []
     for name in chosen:
         try:
-            found = measure(name, options)
+            if options.time and (options.again or name not in kept):
+                kept.keep({name: {"rows": measure(name, options), "measured": conditions(options.busy)}})
+            rows = kept[name]["rows"] if name in kept else []
+            if options.memory and any("mb" not in row for row in rows):
+                found = memory(name, [row["attention"] for row in rows], options.threads)
+                kept.keep({name: kept[name] | {"rows": [row | peak for row, peak in zip(rows, found, strict=True)]}})
         except (UserError, RuntimeError, ImportError) as error:
             failed.append(f"{name}: {error}")
-            continue
-        rows += found
-        lines += [markdown(cells(row)) for row in found]
-        print(*lines[-len(found) :], sep="\n", flush=True)
-    lines += ["", f"(`python benchmarks/models.py`, batch 1, fp32; {stamp_line(machine)}{_transformers()})"]
-    print(*lines[-2:], sep="\n")
+        print(*(" | ".join(cells(row)) for row in kept.get(name, {"rows": []})["rows"]), sep="\n", flush=True)
+    text = page_text(kept)
+    print(text)
     if options.into:
-        put(options.into, lines)
-    write_json(options.json, {"stamp": machine, "rows": rows})
+        put(options.into, text)
     if failed:
         sys.exit("\n".join(failed))
 
 
-def put(page: Path, lines: Sequence[str]) -> None:
+def page_text(kept: Rows) -> str:
+    """The table of all that was measured, and under it where and when."""
+    known = [name for name in ROWS if name in kept]
+    foot: dict[str, list[str]] = {}
+    for name in known:
+        foot.setdefault(kept[name]["measured"], []).append(name)
+    which = {text: "" if len(foot) == 1 else f"{', '.join(names)}: " for text, names in foot.items()}
+    lines = [f"{which[text]}{text}." for text in foot]
+    rows = [cells(row) for name in known for row in kept[name]["rows"]]
+    return "\n".join([table(list(COLUMNS), rows), "", "Batch 1, fp32. " + " ".join(lines)])
+
+
+def put(page: Path, text: str) -> None:
     """Let the table stand between the comments of a page."""
     before, rest = page.read_text().split(START, 1)
-    page.write_text("\n".join([before + START, *lines, END + rest.split(END, 1)[1]]))
+    with atomic(page) as temporary:
+        temporary.write_text("\n".join([before + START, text, END + rest.split(END, 1)[1]]))
 
 
-def _transformers() -> str:
-    found = sys.modules.get("transformers")
-    return f" · transformers {found.__version__}" if found else ""
+def conditions(busy: bool) -> str:
+    clock = " · seconds of the processor, on a machine with other work" if busy else ""
+    return f"{stamp_line(stamp())} · transformers {version('transformers')}{clock}"
 
 
 if __name__ == "__main__":
