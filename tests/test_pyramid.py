@@ -54,6 +54,7 @@ STYLES: dict[str, dict[str, Any]] = {
         "positions": "conv",
         "embed_eps": 1e-5,
     },
+    "stem": {"attention": "xca:lpi", "embedding": "halving"},
 }
 STYLE = pytest.mark.parametrize("style", STYLES.values(), ids=STYLES)
 

@@ -1,23 +1,34 @@
-"""Print the papers' tables with our own counts beside the printed numbers. Without a name: list the tables.
+"""Print the papers' tables with our own counts beside the printed numbers. Without a name: list the tables and figures.
 
 examples:
   attendless papers
   attendless papers lavit-2
   attendless papers lavit-extensibility --time --threads 1
-  attendless papers sparsifiner-2 --markdown
+  attendless papers --markdown > docs/papers.md
+  attendless papers bbvit-2 --scale small --data imagenette --out runs/bbvit --minutes 60
+  attendless papers bbvit-2 --scale small --results runs/bbvit/bbvit.json --markdown > docs/bbvit.md
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
+from typing import Any
 
 from . import output, words
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", nargs="?", help="a table's name, such as lavit-2")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
+    parser.add_argument("--markdown", action="store_true", help="print as Markdown; without a table, all of them")
     parser.add_argument("--time", action="store_true", help="also time the models here, where the table has models")
+    small = parser.add_argument_group("a paper's question, trained at small scale")
+    small.add_argument("--scale", choices=("full", "small"), default="full", help="small: train the table's study")
+    small.add_argument("--data", metavar="DIR", help="the study's pictures, such as Imagenette's folder")
+    small.add_argument("--out", metavar="DIR", help="the study's folder; what it holds is not done again")
+    small.add_argument("--minutes", metavar="M", type=words.above_zero, help="begin no run after so many minutes")
+    small.add_argument("--results", metavar="F", help="a study's JSON: print its page, train nothing")
+    small.add_argument("--figure", metavar="F", help="draw the study's rows")
     words.threads(parser)
     words.json(parser)
 
@@ -25,43 +36,80 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
-    from attendless import papers
     from attendless.errors import UserError
 
-    if not args.table:
-        listing = [(t.name, t.title, t.source) for t in papers.tables().values()]
-        output.print_table("tables", ("table", "what it is", "source"), listing)
-        output.write_json(
-            args.json, {"rows": [{"table": name, "title": title, "source": s} for name, title, s in listing]}
-        )
-        return
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    given = [f"--{name}" for name in ("data", "out", "minutes", "results", "figure") if getattr(args, name) is not None]
+    if given and args.scale != "small":
+        raise UserError(f"{', '.join(given)}: these belong to a study, so --scale small")
+    if args.scale == "small":
+        return run_study(args)
+    return run_table(args) if args.table else run_list(args)
+
+
+def run_list(args: argparse.Namespace) -> None:
+    from attendless import papers
+    from attendless.papers import page
+
+    tables = papers.tables()
+    listing = [(t.name, t.title, "; ".join(t.here), t.source) for t in tables.values()]
+    if args.markdown:
+        print(page.page({name: (table, list(table.build())) for name, table in tables.items()}), end="")
+    else:
+        output.print_table("tables and figures", ("table", "what it is", "here", "source"), listing)
+    keys = ("table", "title", "here", "source")
+    output.write_json(args.json, {"rows": [dict(zip(keys, one, strict=True)) for one in listing]})
+
+
+def run_table(args: argparse.Namespace) -> None:
+    from attendless import papers
+    from attendless.errors import UserError
+    from attendless.papers import page
+
     table = papers.table(args.table)
     if args.time and table.time is None:
         raise UserError(f"table {table.name!r} has nothing to time")
-    if args.threads:
-        torch.set_num_threads(args.threads)
     rows = [*table.build(), *(table.time() if args.time and table.time else ())]
-    columns = ("row", "quantity", "paper", "ours", "agrees", "note")
-    cells = [
-        (r.row, r.quantity, _with_unit(r.paper, r.unit), _with_unit(r.ours_text, r.unit), _agrees(r), r.note)
-        for r in rows
-    ]
-    heading = f"{table.title} · {table.source}"
     if args.markdown:
-        print(f"**{heading}**\n\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-        for row in cells:
-            print(f"| {' | '.join(row)} |")
-        print("\n" + "\n".join(f"- {rule}" for rule in table.rules))
+        print(page.section(table, rows), end="")
     else:
-        output.print_table(heading, columns, cells, note="\n".join(table.rules))
-    checked = [r for r in rows if r.agrees is not None]
-    print(f"{sum(bool(r.agrees) for r in checked)} of {len(checked)} counted numbers agree to the printed digits")
-    output.write_json(args.json, {"table": table.name, "rules": list(table.rules), "rows": [r.as_dict() for r in rows]})
+        note = "\n".join([*table.rules, f"here: {'; '.join(table.here)}"])
+        output.print_table(page.heading(table), page.COLUMNS, [page.cells(row) for row in rows], note=note)
+        print(page.agreement(rows))
+    found: dict[str, Any] = {"table": table.name, "here": list(table.here), "rules": list(table.rules)}
+    output.write_json(args.json, {**found, "rows": [row.as_dict() for row in rows]})
 
 
-def _agrees(row: object) -> str:
-    return {True: "yes", False: "no", None: "–"}[row.agrees]  # type: ignore[attr-defined]
+def run_study(args: argparse.Namespace) -> None:
+    import json
+    import math
+    from pathlib import Path
 
+    from attendless.errors import UserError
+    from attendless.papers import study, study_page
 
-def _with_unit(text: str, unit: str) -> str:
-    return f"{text} {unit}".strip() if text else "–"
+    asked = study.study(args.table or "")
+    if args.results:
+        try:
+            found = json.loads(Path(args.results).read_text())
+        except (OSError, ValueError) as error:
+            raise UserError(f"--results {args.results!r} cannot be read: {error}") from None
+        if found.get("study") != asked.name:
+            raise UserError(
+                f"--results {args.results!r} holds the study {found.get('study')!r}, expected {asked.name!r}"
+            )
+    else:
+        if not args.data or not args.out:
+            raise UserError("--scale small needs --data DIR and --out DIR, or --results F")
+        out = Path(args.out)
+        said = lambda text: print(text, file=sys.stderr, flush=True)  # noqa: E731
+        study.carry_out(asked, args.data, out, minutes=args.minutes or math.inf, say=said)
+        found = study.gather(asked, out)
+        study.write(found, out / f"{asked.name}.json")
+        study_page.draw(found, out / f"{asked.name}.png")
+    if args.json:
+        study.write(found, Path(args.json))
+    if args.figure:
+        study_page.draw(found, args.figure)
+    print(study_page.page(found), end="")

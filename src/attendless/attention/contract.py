@@ -286,7 +286,9 @@ class Attention(nn.Module):
     def macs(self, grid: Grid, wants: Collection[str] = ()) -> Macs:
         """What the layer costs for one image; `wants` names what it leaves for the next."""
         core = self.core_macs(grid) + self.leaving_macs(grid, wants)
-        return Macs(core, self.projection_macs(grid), other=self.extra_macs(grid))
+        # A host may have taken the output projection away.
+        absent = grid.tokens * self.attn_dim * self.dim if isinstance(getattr(self, "proj", None), nn.Identity) else 0
+        return Macs(core, self.projection_macs(grid) - absent, other=self.extra_macs(grid))
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.num_heads}, grid={self.grid}"

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from .bbvit import BBViT
 from .ceit import CeiT
 from .columnar import Columnar, ColumnarDistilled
 from .host import Host
@@ -10,7 +11,7 @@ from .models import MODELS
 from .pyramid import Pyramid
 from .stemmed import Stemmed
 
-__all__ = ["MODELS", "CeiT", "Columnar", "ColumnarDistilled", "Host", "LVViT", "Pyramid", "Stemmed", "is_host"]
+__all__ = ["MODELS", "BBViT", "CeiT", "Columnar", "ColumnarDistilled", "Host", "LVViT", "Pyramid", "Stemmed", "is_host"]
 
 
 def is_host(model: Any) -> bool:

@@ -138,13 +138,15 @@ def create_like(attn: Any, spec: Spec, grid: Grid) -> Attention:
         qkv_bias=attn.qkv.bias is not None,
         qk_norm=not isinstance(attn.q_norm, nn.Identity),
         scale_norm=not isinstance(attn.norm, nn.Identity),
-        proj_bias=attn.proj.bias is not None,
+        proj_bias=getattr(attn.proj, "bias", None) is not None,
         attn_drop=attn.attn_drop.p,
         proj_drop=attn.proj_drop.p,
         device=weight.device,
         dtype=weight.dtype,
         **({} if norm is None else {"norm_layer": _norm_like(norm)}),
     )
+    if isinstance(attn.proj, nn.Identity):  # a host's choice, as BBViT's
+        ours.proj = nn.Identity()  # type: ignore[assignment]
     take_weights(ours, attn.state_dict())
     return ours.train(attn.training)
 

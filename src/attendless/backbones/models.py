@@ -1,8 +1,8 @@
 """Our models in timm: `timm.create_model("pyramid_swin_tiny", attention="window/window/full/full")`.
 
-The name begins with the host, but for LaViT's. Every model takes `attention="…"`, by default what its authors used;
-those whose weights timm has on its hub load them with `pretrained=True`, under another attention as far as names and
-shapes fit.
+The name begins with the host, but for LaViT's and BBViT's. Every model takes `attention="…"`, by default what its
+authors used; those whose weights timm has on its hub load them with `pretrained=True`, under another attention as far
+as names and shapes fit.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from timm.models import build_model_with_cfg, get_pretrained_cfg, register_model
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import nn
 
+from .bbvit import BBViT
 from .ceit import CeiT
 from .columnar import Columnar
 from .lvvit import LVViT
@@ -158,6 +159,34 @@ def _hvt(dim: int, heads: int, *depths: int) -> Model:
     return Model(Pyramid, {**sizes, "attention": "full", "embedding": "pool", "positions": "learned"})
 
 
+def _bbvit(dim: int, depth: int, size: int, patch: int, head_dim: int = 64, **changes: Any) -> Model:
+    """A column of BBViT's shape: ten classes, dropout, an MLP of twice the width, the mean over every token."""
+    shape = {"img_size": size, "patch_size": patch, "embed_dim": dim, "depth": depth, "num_heads": dim // head_dim}
+    rates = {"proj_drop_rate": 0.1, "pos_drop_rate": 0.1}
+    pool = {"global_pool": "avg", "pool_include_prefix": True, "fc_norm": True}
+    norm = {"norm_layer": partial(nn.LayerNorm, eps=1e-5)}
+    return Model(BBViT, {"num_classes": 10, "mlp_ratio": 2, **shape, **rates, **pool, **norm, **changes})
+
+
+#: What BBViT's released code is, and what its ViT is.
+_BIGBIRD: dict[str, Any] = {"attention": "bigbird:form=1d", "out_proj": False}
+_ITS_VIT: dict[str, Any] = {"attention": "full", "qkv_bias": False}
+
+
+#: For little data: a convolutional stem, and attention of channels with local patch interaction, which is linear in the
+#: number of tokens. Any attention may take its place.
+_STEM = {
+    "attention": "xca:lpi",
+    "img_size": 112,
+    "patch_size": 8,
+    "embed_dims": (96, 192),
+    "depths": (2, 4),
+    "num_heads": (3, 6),
+    "mlp_ratios": 3,
+    "embedding": "halving",
+}
+
+
 def _lavit(*depths: int, vanilla: int) -> dict[str, Any]:
     """PVT v2's skeleton; less attention in the last two stages behind `vanilla` layers of the third and one of the
     fourth, scores carried between stages. The poster says neither, so this is ours."""
@@ -196,6 +225,13 @@ MODELS: dict[str, Model] = {
     "columnar_ceit_small": _ceit(384, 6),
     "columnar_hvt_tiny": _hvt(384, 6, 1, 3, 3, 3, 2),
     "columnar_hvt_small": _hvt(384, 6, 12),
+    "bbvit_tiny": _bbvit(512, 3, 184, 8, **_BIGBIRD),
+    "bbvit_moderate": _bbvit(1024, 6, 368, 16, **_BIGBIRD),
+    "bbvit_vit_tiny": _bbvit(512, 3, 184, 8, **_ITS_VIT),
+    "bbvit_vit_moderate": _bbvit(1024, 6, 368, 16, **_ITS_VIT),
+    # At small scale, for studies on a CPU: 145 tokens, 29 blocks of 5; `bare` without output projection.
+    **{f"bbvit_w{dim}_patch6_72": _bbvit(dim, 3, 72, 6, 32) for dim in (64, 128, 256)},
+    "bbvit_w128_bare_patch6_72": _bbvit(128, 3, 72, 6, 32, out_proj=False),
     "lavit_tiny": Model(Pyramid, _lavit(2, 2, 2, 2, vanilla=1)),
     "lavit_small": Model(Pyramid, _lavit(3, 4, 6, 3, vanilla=2)),
     "lavit_base": Model(Pyramid, _lavit(3, 4, 18, 3, vanilla=2)),
@@ -203,6 +239,10 @@ MODELS: dict[str, Model] = {
     "pyramid_fair_patch7_224": Model(Pyramid, _fair_pyramid(7)),
     "columnar_fair_patch14_224": Model(Pyramid, _fair_column(14)),
     "columnar_fair_patch16_224": Model(Pyramid, _fair_column(16)),
+    # At small scale, for studies on a CPU: patches of 4 or 8.
+    "pyramid_fair_micro_64": Model(Pyramid, {**_fair(4, (32, 64, 128), (1, 1, 2), (1, 2, 4)), "img_size": 64}),
+    "columnar_fair_micro_64": Model(Pyramid, {**_fair(8, (96,), (4,), (3,)), "img_size": 64}),
+    "pyramid_stem_tiny": Model(Pyramid, _STEM),
     "pyramid_pvt_tiny": Model(Pyramid, _pvt_v1(2, 2, 2, 2)),
     "pyramid_pvt_small": Model(Pyramid, _pvt_v1(3, 4, 6, 3)),
     "pyramid_pvt_medium": Model(Pyramid, _pvt_v1(3, 4, 18, 3)),

@@ -155,7 +155,7 @@ class Pyramid(Host, nn.Module):
     def costs(self, size: tuple[int, int] | None = None) -> list[Layer]:
         """Parameters and multiply-accumulates of the embedding, every stage's entrance and blocks, and the head."""
         grids, wants = self.grids(size), iter(self.wants())
-        embedding = Macs(other=weight_macs(self.patch_embed, grids[0].patches))
+        embedding = Macs(other=self.patch_embed.macs(grids[0]))
         rows = [Layer("embedding", grids[0], embedding, parameters(self.patch_embed))]
         for i, (stage, grid) in enumerate(zip(self.stages, grids, strict=True)):
             rows += stage.costs(f"stages.{i}", grid, [next(wants) for _ in stage.blocks])

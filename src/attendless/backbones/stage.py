@@ -18,9 +18,9 @@ from .carry import Carry, key_grid
 from .carry import Kind as CarryKind
 from .cost import Layer, parameters, weight_macs
 from .positions import ConvPositions, FourierPositions, LearnedPositions
-from .stem import ConvEmbed, LinePool, Merge, to_map
+from .stem import ConvEmbed, HalvingEmbed, LinePool, Merge, to_map
 
-Embedding = Literal["patch", "overlap", "merge", "pool"]
+Embedding = Literal["patch", "overlap", "halving", "merge", "pool"]
 Positions = Literal["fourier", "learned", "conv", "none"]
 MlpKind = Literal["plain", "conv", "conv_relu"]
 
@@ -29,8 +29,9 @@ MlpKind = Literal["plain", "conv", "conv_relu"]
 class Style:
     """What a family of pyramids chose; the defaults are the fair comparison's choices.
 
-    `embedding`: patches side by side, overlapping patches, patches merged 2 × 2 after the first stage, or pooled in a
-    line (HVT). `carry`: how scores reach the next stage, if they do (see `carry.py`).
+    `embedding`: patches side by side, overlapping patches, patches by convolutions that halve step by step, patches
+    merged 2 × 2 after the first stage, or pooled in a line (HVT). `carry`: how scores reach the next stage, if they do
+    (see `carry.py`).
     `positions`: Fourier features before the first stage, learned in every stage, by convolution in every stage, none.
     `mlp`: plain, or with a depthwise convolution over the grid, or with that and a ReLU before it.
     `class_token`: one joins in the last stage. `stage_norms`: every stage ends in a norm, not only the last.
@@ -59,9 +60,11 @@ class Style:
     def draws_convolutions(self) -> bool:
         """Whether its authors draw convolutions themselves, as PVT v2 and Twins do; PVT, Swin and the fair comparison
         leave them as PyTorch draws them."""
-        return self.embedding == "overlap" or self.positions == "conv"
+        return self.embedding in ("overlap", "halving") or self.positions == "conv"
 
     def embed(self, in_chans: int, dim: int, stride: int) -> ConvEmbed:
+        if self.embedding == "halving":
+            return HalvingEmbed(in_chans, dim, stride, eps=self.embed_eps)
         overlap, norm = self.embedding == "overlap", self.embedding != "pool"
         return ConvEmbed(in_chans, dim, stride, overlap=overlap, eps=self.embed_eps, norm=norm)
 

@@ -19,11 +19,11 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ..attention import Attention, Spec, parse
-from ..backbones import CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed
+from ..backbones import BBViT, CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed
 from ..errors import UserError, unknown
 from ..sizes import input_size, model_name
 from . import inplace
-from .arguments import ceit, column, layer, pyramid, stemmed
+from .arguments import bbvit, ceit, column, layer, pyramid, stemmed
 from .resize import resize
 from .slots import exchangeable, find_slots
 
@@ -33,6 +33,7 @@ HOSTS: dict[str, type[nn.Module]] = {
     "lvvit": LVViT,
     "stemmed": Stemmed,
     "ceit": CeiT,
+    "bbvit": BBViT,
     "pyramid": Pyramid,
 }
 #: Of each kind of model: the host it is built as, and how its arguments are read.
@@ -44,6 +45,7 @@ _READ: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     LVViT: ("lvvit", stemmed),
     Stemmed: ("stemmed", stemmed),
     CeiT: ("ceit", ceit),
+    BBViT: ("bbvit", bbvit),
     Pyramid: ("pyramid", pyramid),
 }
 #: Hosts that are a model of timm's, and can be built as that.
@@ -79,7 +81,7 @@ class Description:
 
     def _arguments(self) -> dict[str, Any]:
         layers = {name: layer(value) for name, value in self.arguments.items() if name.endswith("_layer")}
-        skip = {"weight_init": "skip"} if self.host in ("columnar", "lvvit", "stemmed", "ceit") else {}
+        skip = {"weight_init": "skip"} if self.host in ("columnar", "lvvit", "stemmed", "ceit", "bbvit") else {}
         return {**self.arguments, **layers, **skip}
 
 

@@ -14,7 +14,7 @@ from ..attention import Attention
 from ..backbones.block import Block
 from ..backbones.ceit import LocalBlock, LocalMlp, PooledStem
 from ..backbones.positions import FourierPositions, LearnedPositions
-from ..backbones.stem import Merge
+from ..backbones.stem import HalvingEmbed, Merge
 from ..backbones.stemmed import ConvStem
 from ..errors import UserError
 
@@ -40,7 +40,7 @@ def column(model: Any) -> dict[str, Any]:
         "qk_norm": _present(attn.q_norm),
         "scale_attn_norm": _present(attn.norm),
         "scale_mlp_norm": _present(getattr(mlp, "norm", nn.Identity())),
-        "proj_bias": attn.proj.bias is not None,
+        "proj_bias": getattr(attn.proj, "bias", None) is not None,
         # What matters is whether there is a LayerScale: its values are weights.
         "init_values": getattr(block.ls1, "init_values", 1e-5) if _present(block.ls1) else None,
         "class_token": model.cls_token is not None,
@@ -70,6 +70,13 @@ def stemmed(model: Any) -> dict[str, Any]:
     stem = model.patch_embed
     own = {"in_chans": stem.conv1.in_channels, "stem": model.stem, "kernels": list(stem.kernels), "skip": model.skip}
     return {**column(model), "init_values": None, **own}
+
+
+def bbvit(model: Any) -> dict[str, Any]:
+    """The arguments of our `BBViT`."""
+    # timm's word for the biases of the output projection and of the MLP; the former may not be there.
+    biased = model.blocks[0].mlp.fc2.bias is not None
+    return {**column(model), "proj_bias": biased, "out_proj": model.out_proj}
 
 
 def ceit(model: Any) -> dict[str, Any]:
@@ -108,6 +115,8 @@ def pyramid(model: Any) -> dict[str, Any]:
 
 
 def _embedding(model: Any) -> str:
+    if isinstance(model.patch_embed, HalvingEmbed):
+        return "halving"
     if model.patch_embed.overlap:
         return "overlap"
     if not _present(model.patch_embed.norm):

@@ -10,7 +10,22 @@ from typing import Any
 from ..errors import unknown
 
 #: What a printed number is a multiple of.
-UNITS = {"": 1.0, "M": 1e6, "G": 1e9, "%": 1.0, "tokens": 1.0, "keys": 1.0, "images/s": 1.0}
+UNITS = {
+    "": 1.0,
+    "M": 1e6,
+    "G": 1e9,
+    "%": 1.0,
+    "tokens": 1.0,
+    "keys": 1.0,
+    "layers": 1.0,
+    "×": 1.0,
+    "images/s": 1.0,
+    "h": 3600.0,
+}
+
+
+#: Units of what is counted in ones.
+_WHOLE = ("tokens", "keys", "layers")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +55,8 @@ class Row:
         if self.ours is None:
             return "–"
         if not self.paper:
-            return f"{self.ours / UNITS[self.unit]:.1f}"
+            value = self.ours / UNITS[self.unit]
+            return f"{value:,.0f}" if self.unit in _WHOLE else f"{value:.1f}"
         step = Decimal(1).scaleb(Decimal(self.paper).as_tuple().exponent)  # type: ignore[arg-type]
         return str((Decimal(repr(float(self.ours))) / Decimal(UNITS[self.unit])).quantize(step, ROUND_HALF_EVEN))
 
@@ -50,8 +66,9 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """A table of a paper as a command. `rules` say how our numbers are counted; `build` makes the rows, `time` those
-    that are measured on this machine, if there are any."""
+    """A table or figure of a paper as a command. `rules` say how our numbers are counted; `build` makes the rows,
+    `time` those that are measured on this machine, if there are any. `here` says what of it can be reproduced where
+    attendless runs, and what would need more."""
 
     name: str
     title: str
@@ -59,6 +76,7 @@ class Table:
     rules: tuple[str, ...]
     build: Callable[[], Iterable[Row]]
     time: Callable[[], Iterable[Row]] | None = None
+    here: tuple[str, ...] = ("counted",)
 
 
 _TABLES: dict[str, Table] = {}

@@ -1,0 +1,102 @@
+"""The studies at small scale: BBViT's question and the comparison's, on Imagenette, a few minutes of one core a run."""
+
+from __future__ import annotations
+
+from .bbvit import PATTERNS, by_keys, by_queries
+from .study import Entry, Part, Study, register_study
+
+#: 145 tokens are 29 blocks of five, so that about as few pairs attend as in the paper's 53 blocks of ten.
+_BLOCK = 5
+_BASE = "bbvit_w64_patch6_72"
+_ViT = "ViT"
+
+
+def _patterns() -> tuple[Entry, ...]:
+    return tuple(
+        Entry(row, _BASE, by_keys(letters, _BLOCK), _ViT if letters else "") for row, (letters, _) in PATTERNS.items()
+    )
+
+
+def _widths() -> tuple[Entry, ...]:
+    found = []
+    for width in (64, 128, 256):
+        model, full = f"bbvit_w{width}_patch6_72", f"full, width {width}"
+        found += [Entry(full, model, "full"), Entry(f"BBViT, width {width}", model, by_keys("RWG", _BLOCK), full)]
+    return tuple(found)
+
+
+_CONTROLS = (
+    Entry(_ViT, _BASE, "full"),
+    Entry("ViT, more regularisation", _BASE, "full", _ViT, changes="drop=0.2,drop_path=0.1,mixup=0.2,erase=0.25"),
+    Entry("BigBird in two dimensions", _BASE, "bigbird:block=2", _ViT),
+    Entry("windows of 4 × 4", _BASE, "window:size=4", _ViT),
+    Entry("axial", _BASE, "axial", _ViT),
+    Entry("foveal", _BASE, "foveal:keep=0.25,cell=2", _ViT),
+)
+_BARE = "bbvit_w128_bare_patch6_72"
+_PROJECTION = (
+    Entry("full, output projection", "bbvit_w128_patch6_72", "full"),
+    Entry("full, none", _BARE, "full", "full, output projection"),
+    Entry("BBViT, output projection", "bbvit_w128_patch6_72", by_keys("RWG", _BLOCK), "full, output projection"),
+    Entry("BBViT, none", _BARE, by_keys("RWG", _BLOCK), "full, output projection"),
+)
+_GATES = (
+    Entry(_ViT, _BASE, "full"),
+    *(
+        Entry(f"{row}, queries", _BASE, by_queries(letters, _BLOCK), _ViT)
+        for row, (letters, _) in PATTERNS.items()
+        if letters not in ("", "RWG")
+    ),
+)
+
+register_study(
+    Study(
+        "bbvit",
+        "bbvit-2",
+        (
+            Part("The eight patterns of Table 2, by keys", _patterns()),
+            Part("Full and sparse at three widths", _widths()),
+            Part("Controls", _CONTROLS),
+            Part("With and without an output projection", _PROJECTION),
+            Part("The released code's switches, by queries", _GATES),
+        ),
+        recipe="quick:epochs=12,size=72,crop_pct=0.9,precision=bf16,eval_every=12",
+        side=80,
+        every=3,
+    )
+)
+
+_ATTENTIONS = {
+    "SA": "full",
+    "LA": "linformer:ratio=8,shared,bias",
+    "EA": "efficient",
+    "PA": "performer:features=16",
+    "AA": "fastformer:plain",
+    "XCA": "xca:plain",
+    "Swin": "window:size=4,bias=false",
+    "XCA+LPI": "xca:plain,lpi",
+}
+
+
+def _compared(model: str, names: tuple[str, ...]) -> tuple[Entry, ...]:
+    return tuple(
+        Entry(f"{name}-{patch}", model, _ATTENTIONS[name], "" if name == "SA" else f"SA-{patch}", patch)
+        for patch in (4, 8)
+        for name in names
+    )
+
+
+register_study(
+    Study(
+        "fair-comparison",
+        "fair-comparison",
+        (
+            Part("Pyramid, patches of 4 and 8", _compared("pyramid_fair_micro_64", tuple(_ATTENTIONS))),
+            Part("Column, patches of 4 and 8", _compared("columnar_fair_micro_64", ("SA", "XCA", "Swin", "XCA+LPI"))),
+        ),
+        recipe="quick:epochs=12,size=64,crop_pct=0.9,precision=bf16,eval_every=12",
+        side=72,
+        every=3,
+        timed=True,
+    )
+)

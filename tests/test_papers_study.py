@@ -1,0 +1,150 @@
+"""Studies: they resume, pair by seed, say what has run, and their pages are made from their results."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from attendless import UserError
+from attendless.papers import study as studying
+from attendless.papers import study_page
+from attendless.papers.study import Entry, Part, Study, carry_out, gather, summarise
+
+MODEL = "columnar_micro_patch4_32"
+TINY = Study(
+    "bbvit",
+    "bbvit-2",
+    (
+        Part("first", (Entry("ViT", MODEL, "full"), Entry("windows", MODEL, "window:size=4", "ViT"))),
+        Part("second", (Entry("again", MODEL, "full"), Entry("axial", MODEL, "axial", "again"))),
+    ),
+    recipe="quick:epochs=1,batch=4,size=32,eval_every=1,warmup=0",
+    side=36,
+    every=2,
+    seeds=(0, 1),
+)
+
+
+def size_of(path: Path) -> tuple[int, int]:
+    with Image.open(path) as image:
+        return image.size
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, draws = tmp_path_factory.mktemp("pictures"), random.Random(0)
+    for split, count in (("train", 8), ("val", 3)):
+        for name, colour in (("red", (200, 20, 20)), ("blue", (20, 20, 200))):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                shade = tuple(min(255, c + draws.randrange(40)) for c in colour)
+                Image.new("RGB", (48, 40), shade).save(root / split / name / f"{i}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def done(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A study that was cut short before its first run, then carried out."""
+    out, said = tmp_path_factory.mktemp("out"), list[str]()
+    carry_out(TINY, str(pictures), out, minutes=-1, say=said.append)
+    assert said[-1] == "time is up; the same command goes on"
+    assert not any(row["runs"] for row in gather(TINY, out)["rows"])
+    carry_out(TINY, str(pictures), out, say=said.append)
+    return out, said
+
+
+def test_what_is_done_is_not_done_again(done: tuple[Path, list[str]], pictures: Path) -> None:
+    out, said = done
+    # Full attention stands in both parts and is trained once: three models, two seeds.
+    assert "bbvit: 6 of 6 runs to do" in said
+    ended = [line for line in said if "after" in line]
+    assert [line.partition(" (")[0] for line in ended] == [
+        *("1/6 ViT", "2/6 windows", "3/6 ViT", "4/6 windows"),
+        *("5/6 axial", "6/6 axial"),
+    ]
+    more: list[str] = []
+    carry_out(TINY, str(pictures), out, say=more.append)
+    assert more == ["bbvit: 0 of 6 runs to do"]
+
+
+def test_pictures_are_few_and_small(done: tuple[Path, list[str]]) -> None:
+    made = done[0] / "pictures"
+    assert json.loads((made / "made.json").read_text()) == {"train": 8, "val": 6}
+    assert {size_of(path) for path in made.rglob("*.png")} == {(36, 36)}
+
+
+def test_a_run_gives_the_same_number_again(done: tuple[Path, list[str]], pictures: Path, tmp_path: Path) -> None:
+    carry_out(TINY, str(pictures), tmp_path)
+    numbers = [
+        [[(run["seed"], run["top1"]) for run in row["runs"]] for row in gather(TINY, out)["rows"]]
+        for out in (done[0], tmp_path)
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_the_page_says_what_has_run(done: tuple[Path, list[str]], tmp_path: Path) -> None:
+    found = gather(TINY, done[0])
+    assert "**6 of 6 runs are done.**" in study_page.page(found)
+    assert str(done[0]) not in json.dumps(found), "results go into the repository: no folder of this machine"
+    found["rows"][1]["runs"] = []
+    page = study_page.page(found)
+    assert "**4 of 6 runs are done.**" in page
+    assert "| windows | `window:size=4` |" in page
+    assert "not run yet" in page
+    study_page.draw(found, tmp_path / "figure.png")
+    assert size_of(tmp_path / "figure.png")[0] > 400
+
+
+def rows(**runs: list[float]) -> list[dict[str, Any]]:
+    return [
+        {"part": "p", "row": name, "against": "base", "runs": [{"seed": i, "top1": v} for i, v in enumerate(values)]}
+        for name, values in runs.items()
+    ]
+
+
+def test_differences_are_paired_by_seed() -> None:
+    """By hand: 3, 5 and 4 points over the base; mean 4, deviation 1, 95 % of t with two degrees 4.303 / √3."""
+    table = rows(base=[50.0, 40.0, 60.0], sparse=[53.0, 45.0, 64.0])
+    found = summarise(table[1], table)
+    assert (found.runs, found.difference) == (3, pytest.approx(4.0))
+    assert found.reach == pytest.approx(4.303 / 3**0.5)
+    assert found.verdict == "better"
+    assert found.mean == pytest.approx(54.0)
+    noisy = rows(base=[50.0, 40.0, 60.0], sparse=[53.0, 35.0, 64.0])
+    assert summarise(noisy[1], noisy).verdict == "not told apart"
+    worse = rows(base=[50.0, 40.0], sparse=[45.0, 35.1])
+    assert summarise(worse[1], worse).verdict == "worse"
+
+
+def test_one_run_has_no_interval() -> None:
+    table = rows(base=[50.0, 40.0], sparse=[53.0])
+    found = summarise(table[1], table)
+    assert (found.difference, found.reach, found.verdict, found.deviation) == (3.0, None, "–", None)
+    assert summarise(rows(base=[], sparse=[1.0])[1], rows(base=[], sparse=[1.0])).difference is None
+
+
+def test_pictures_without_labels_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "pictures" / "one.png")
+    with pytest.raises(UserError, match="without labels"):
+        carry_out(TINY, str(tmp_path / "pictures"), tmp_path / "out")
+
+
+def test_a_table_without_a_study_is_refused() -> None:
+    with pytest.raises(UserError, match="bbvit-2"):
+        studying.study("lavit-2")
+
+
+@pytest.mark.parametrize("table", ["bbvit-2", "fair-comparison"])
+def test_every_row_is_compared_with_one_of_its_part(table: str) -> None:
+    asked = studying.study(table)
+    assert len(asked.seeds) >= 3
+    for part in asked.parts:
+        names = [entry.row for entry in part.entries]
+        assert len(names) == len(set(names))
+        assert {entry.against for entry in part.entries} <= {*names, ""}
