@@ -23,7 +23,7 @@ $(STAMP): $(BIN)/python pyproject.toml $(shell find native -type f 2>/dev/null)
 
 # Minutes on two cores; killed, or run again, it goes on where it stopped.
 demo: $(STAMP)
-	$(BIN)/attendless compare --out attendless-out/demo
+	$(BIN)/attendless demo --out attendless-out/demo
 
 # Each worker computes on one core, so two workers do not fight over threads.
 test: $(STAMP)

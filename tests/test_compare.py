@@ -17,8 +17,8 @@ import torch
 
 from attendless.compare import compare, contest, cost, schedule
 from attendless.compare.build import build
-from attendless.compare.contestants import ATTENTIONS, MODEL, combinations, recall
-from attendless.compare.results import comparable_ms, latex, markdown, table
+from attendless.compare.contestants import ATTENTIONS, MODEL, RECIPE, combinations, recall
+from attendless.compare.results import headline, latex, markdown, on_one_clock, table
 from attendless.compare.run import Job, Outcome, run
 from attendless.errors import UserError
 
@@ -150,12 +150,24 @@ def test_another_attention_adds_its_row_and_redoes_nothing(small: Path, monkeypa
     assert again.rows == rows
 
 
+def test_the_headline_names_the_best_and_the_quickest(small: Path) -> None:
+    rows = [
+        {"setting": "s", "attention": name, "top1_mean": top1, "curve": [{"speedup": speedup, "tokens": 2304}]}
+        for name, top1, speedup in (("full", 91.0, 1.0), ("foveal", 92.5, 2.9), ("window", 11.0, 3.8))
+    ]
+    assert headline(rows) == (
+        "trained alike, foveal answers best, 92.5 %, and window worst, 11.0 %; at 2,304 tokens window is quickest, "
+        "3.8× as quick as the dense model, with 11.0 %"
+    )
+    assert headline(rows[:1]) == ""
+    assert headline(rows_of(small)).startswith("trained alike")
+
+
 def test_times_of_different_days_meet_on_one_clock() -> None:
-    slow = {"setting": "s", "speedup": 2.0, "latency_ms": 10.0, "dense_latency_ms": 20.0}
-    quick = {"setting": "s", "speedup": 4.0, "latency_ms": 1.0, "dense_latency_ms": 4.0}
-    other = {"setting": "t", "speedup": 1.0, "latency_ms": 9.0, "dense_latency_ms": 9.0}
-    found = [comparable_ms(row, [slow, quick, other]) for row in (slow, quick, other)]
-    assert found == [6.0, 3.0, 9.0]
+    slow = {"speedup": 2.0, "latency_ms": 10.0, "dense_latency_ms": 20.0}
+    quick = {"speedup": 4.0, "latency_ms": 1.0, "dense_latency_ms": 4.0}
+    on_one_clock([slow, quick])
+    assert [slow["ms"], quick["ms"]] == [6.0, 3.0]
 
 
 def test_a_mistake_shows_before_anything_is_trained(tmp_path: Path) -> None:
@@ -228,7 +240,8 @@ def test_a_run_that_breaks_gives_its_reason_and_its_traceback(tmp_path: Path, mo
 )
 def test_the_table_says_what_the_ratios_allow(small: Path, changes: dict, says: str) -> None:
     known = {"speedup": 1.3, "distinguishable": True, "pairs": 25, "quartiles": [1.254, 1.31]}
-    names, (cells,) = table([rows_of(small)[0] | known | changes])
+    row = rows_of(small)[0]
+    names, (cells,) = table([row | {"curve": [row["curve"][0] | known | changes]}])
     found = dict(zip(names, cells, strict=True))
     assert found["against dense"] == says
     assert found["quartiles"] == "1.25–1.31"
@@ -236,7 +249,7 @@ def test_the_table_says_what_the_ratios_allow(small: Path, changes: dict, says: 
 
 def test_runs_do_not_depend_on_who_carries_them_out(small: Path, tmp_path: Path) -> None:
     row = rows_of(small)[0]
-    (found,) = combinations([MODEL], ["full"], [None], [SMALL["data"]], ["scenes"], {"epochs": 2, "batch": 32})
+    (found,) = combinations([MODEL], ["full"], [None], [SMALL["data"]], [RECIPE], {"epochs": 2, "batch": 32})
     alone = run(Job(found, 1, str(tmp_path / "alone"))).result
     assert {k: v for k, v in alone.items() if k != "seconds"} == {
         k: v for k, v in row["runs"][1].items() if k not in ("seconds", "folder")

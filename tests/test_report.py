@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import re
 from pathlib import Path
@@ -16,6 +17,12 @@ from attendless.compare.patterns import looks
 from attendless.compare.report import page
 from attendless.palette import COLOURS
 
+#: A picture of one pixel.
+PIXEL = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5E"
+    "rkJggg=="
+)
+
 
 def made_up_row(i: int, attention: str, setting: str = "one") -> dict:
     """A row with every key the page reads; the numbers are made up."""
@@ -26,6 +33,7 @@ def made_up_row(i: int, attention: str, setting: str = "one") -> dict:
             "macs": {"core": 10**6 * f * i, "total": 10**7 * f * (i + 1)},
             "latency_ms": f * (1 + i / 3),
             "dense_latency_ms": 1.5 * f,
+            "ms": f * (1 + i / 3),
             "speedup": 1.5 / (1 + i / 3),
             "peak_memory_mb": 3.0 + i * f,
         }
@@ -40,6 +48,15 @@ def made_up_row(i: int, attention: str, setting: str = "one") -> dict:
     }  # fmt: skip
 
 
+#: What the demo leaves, made up.
+CONVERSION = {
+    "attention": "foveal:keep=0.1", "data": "scenes", "trained_at": [32, 32], "size": [192, 192], "tokens": 2304,
+    "images": 600, "agreement": 0.985, "speedup": 3.2, "quartiles": [3.1, 3.3], "cap": 9.7, "latency_ms": 25.0,
+    "dense_latency_ms": 80.0, "top1": 91.0, "dense_top1": 91.2, "peak_memory_mb": 20.0, "dense_peak_memory_mb": 60.0,
+    "shown": [{"picture": PIXEL, "sharp": PIXEL}] * 2, "headline": "foveal: <sooner>",
+}  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["full", "window:size=4", "axial", "bigbird", "foveal", "efficient", "linformer", "</script><b>bold"]
@@ -48,8 +65,17 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows, combinations([MODEL], names[:2], [None], ["scenes"], ["scenes"], {}), strict=False
     ):
         row["looks"] = [vars(look) for look in looks(build(contestant, 10), torch.zeros(3, 32, 32))]
+    rows[1]["top1_mean"] = 10.0  # far below all others
     rows.append(made_up_row(1, "xca", "two") | {"failed": "the loss became nan", "top1_mean": None})
-    payload = {"rows": rows, "pictures": {}, "colours": COLOURS, "stamp": "a <machine>", "commands": ["attendless <x>"]}
+    payload = {
+        "headlines": ["foveal: <sooner>", "trained alike"],
+        "conversion": CONVERSION,
+        "rows": rows,
+        "pictures": {"one": PIXEL},
+        "colours": COLOURS,
+        "stamp": "a <machine>",
+        "commands": ["attendless <x>"],
+    }
     path = tmp_path_factory.mktemp("report") / "report.html"
     path.write_text(page(payload))
     return path
@@ -97,13 +123,37 @@ def opened(browser, report: Path, request):
 def test_it_fits_its_window_and_shows_everything(opened) -> None:
     assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert opened.locator("#table tbody tr").count() == 8
-    assert opened.locator("#tradeoffs svg").count() == 3
-    assert opened.locator("#tradeoffs .front").count() == 3
+    assert opened.locator("#headlines p").all_text_contents() == ["foveal: <sooner>", "trained alike"]
+    assert opened.locator("#bars rect").count() == 6
+    assert opened.locator("#sharp img").count() == 4
+    assert opened.locator("#time svg").count() == 1
+    assert opened.locator("#tradeoffs svg").count() == 2
+    assert opened.locator(".front").count() == 3
     assert opened.locator("#growth svg").count() == 3
     assert opened.locator("#curves polygon").count() == 16
-    assert opened.locator("#maps canvas").count() == 2
-    heights = opened.evaluate("[...document.querySelectorAll('.row svg')].map((s) => s.getBoundingClientRect().height)")
+    assert opened.locator("#maps figure > canvas").count() == 2
+    assert opened.locator("#maps .lit canvas").count() == 2, "each map beside the picture in its light"
+    charts = "[...document.querySelectorAll('#tradeoffs svg, #growth svg, #curves svg')]"
+    heights = opened.evaluate(f"{charts}.map((svg) => svg.getBoundingClientRect().height)")
     assert max(heights) - min(heights) < 1, "charts are drawn for the width they have"
+
+
+def test_names_of_marks_do_not_overlap(opened) -> None:
+    box = "(t) => { const b = t.getBBox(); return [b.x, b.y, b.width, b.height]; }"
+    of = f"(svg) => [...svg.querySelectorAll('text.name')].map({box})"
+    found = opened.evaluate(f"[...document.querySelectorAll('#time svg, #tradeoffs svg')].map({of})")
+    boxes = [[(x, y, x + w, y + h) for x, y, w, h in names] for names in found]
+    assert len(boxes[0]) >= 6, "nearly every mark of the large chart is named"
+    for names in boxes:
+        for a, b in itertools.combinations(names, 2):
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+
+
+def test_one_far_below_does_not_flatten_the_others(opened) -> None:
+    lowest = "(values) => lowest(values)"
+    assert opened.evaluate(lowest, [10.0, 90, 86, 94, 88]) == 86
+    assert opened.evaluate(lowest, [70.0, 90, 86, 94, 80]) == 70
+    assert "window 10.0 % ↓" in opened.locator("#time text.name").all_text_contents()
 
 
 def test_the_table_sorts_by_number(opened) -> None:
@@ -112,29 +162,30 @@ def test_the_table_sorts_by_number(opened) -> None:
 
     shown = [float(text.split(" ")[0]) for text in column(2)]
     assert shown == sorted(shown, reverse=True)
-    heading = opened.locator("#table th", has_text="images/s")
+    heading = opened.locator("#table th").nth(2)
     heading.click()
-    assert column(9) == ["100", "50", "33", "25", "20", "17", "14", "13"]
+    assert column(3) == ["4.00", "5.33", "6.67", "8.00", "9.33", "10.67", "12.00", "13.33"]
     heading.click()
-    assert column(9) == ["13", "14", "17", "20", "25", "33", "50", "100"]
-    assert heading.get_attribute("aria-sort") == "ascending"
+    assert column(3) == ["13.33", "12.00", "10.67", "9.33", "8.00", "6.67", "5.33", "4.00"]
+    assert heading.get_attribute("aria-sort") == "descending"
 
 
 def test_pointing_at_a_mark_names_it(opened) -> None:
     tip = opened.locator("#tip")
     assert not tip.is_visible()
-    opened.locator("#tradeoffs svg .mark").first.hover()
+    opened.locator("#time svg .mark").first.hover()
     assert tip.inner_text().startswith("full\n90.00 %")
     opened.locator("h1").hover()
     assert not tip.is_visible()
 
 
 def test_cost_at_another_size_and_another_setting(opened) -> None:
-    before = opened.locator("#tradeoffs .mark").first.get_attribute("aria-label")
-    opened.select_option("#tokens", "2")
-    after = opened.locator("#tradeoffs .mark").first.get_attribute("aria-label")
-    assert "64 tokens" in before
-    assert "1024 tokens" in after
+    before = opened.locator("#time .mark").first.get_attribute("aria-label")
+    opened.select_option("#tokens", "0")
+    after = opened.locator("#time .mark").first.get_attribute("aria-label")
+    assert "1024 tokens" in before, "first where attentions differ"
+    assert "64 tokens" in after
+    assert opened.locator("#table tbody td:nth-child(3)", has_text="1.00").count() == 1, "and in the table"
     opened.select_option("#setting", "1")
     assert opened.locator("#table tbody tr").count() == 1
     assert "the loss became nan" in opened.locator("#notes").inner_text()
@@ -146,11 +197,11 @@ def test_the_front_is_of_those_none_beats(opened) -> None:
 
 
 def test_pointing_at_a_patch_asks_from_there(opened) -> None:
-    canvas = opened.locator("#maps canvas").nth(1)
+    canvas = opened.locator("#maps figure > canvas").nth(1)
     pixel = "c => [...c.getContext('2d').getImageData(0, 0, 1, 1).data][3]"
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
     opened.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.9)
-    assert opened.locator("#maps canvas").nth(1).evaluate(pixel) == 0
+    assert opened.locator("#maps figure > canvas").nth(1).evaluate(pixel) == 0
     opened.mouse.move(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * 0.1)
-    assert opened.locator("#maps canvas").nth(1).evaluate(pixel) > 0
+    assert opened.locator("#maps figure > canvas").nth(1).evaluate(pixel) > 0

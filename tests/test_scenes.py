@@ -9,9 +9,14 @@ import pytest
 
 from attendless.data import open_data
 from attendless.data.opening import open_splits
-from attendless.data.scenes import _FAR_APART, COLOURS, LARGE, scene
+from attendless.data.scenes import _FAR_APART, COLOURS, LARGE, SceneOptions
+from attendless.data.scenes import scene as drawn
 from attendless.errors import UserError
 from attendless.train import train
+
+
+def scene(seed: int, split: int, index: int, size: int, **options: int) -> tuple[np.ndarray, int]:
+    return drawn(SceneOptions(seed=seed, size=size, **options), split, index)
 
 
 def test_a_picture_is_a_function_of_its_key() -> None:
@@ -62,6 +67,47 @@ def test_the_label_is_the_step_between_two_distant_colours() -> None:
 def test_they_are_far_apart() -> None:
     assert all(max(abs(a - c), abs(b - d)) >= LARGE + 2 for a, b, c, d in _FAR_APART)
     assert len(_FAR_APART) > 50
+
+
+def test_clutter_adds_colours_and_keeps_the_class() -> None:
+    palette = np.array(list(COLOURS.values()))
+
+    def colours(pixels: np.ndarray) -> int:
+        return sum(bool((pixels == colour).all(-1).any()) for colour in palette)
+
+    for index in range(20):
+        plain, label = scene(0, 0, index, 64)
+        full, same = scene(0, 0, index, 64, clutter=16)
+        assert label == same
+        assert colours(plain) <= 2 < colours(full)
+
+
+def test_fewer_colours_and_shades_of_them() -> None:
+    assert open_data("scenes:colours=5", "train").classes == tuple(f"{steps} steps" for steps in range(5))
+    labels = {scene(0, 0, index, 32, colours=5)[1] for index in range(60)}
+    assert labels == set(range(5))
+    plain, label = scene(0, 0, 3, 32, colours=5)
+    shaded, same = scene(0, 0, 3, 32, colours=5, shade=25)
+    assert label == same
+    palette = np.array(list(COLOURS.values()))
+    pure = [(pixels[:, :, None] == palette).all(-1).sum() for pixels in (plain, shaded)]
+    assert pure[0] > 40 > pure[1], "no longer the palette's own"
+
+
+def test_with_a_grain_a_patch_looks_the_same_at_every_size() -> None:
+    """Every striped patch of large pictures is found in small ones too."""
+    palette = {colour: i for i, colour in enumerate(COLOURS.values())}
+
+    def patches(pixels: np.ndarray) -> set[bytes]:
+        coloured = np.array([[palette.get(tuple(p), -1) for p in row] for row in pixels.tolist()], dtype=np.int8)
+        side = len(pixels) // 4
+        tiles = coloured.reshape(side, 4, side, 4).swapaxes(1, 2).reshape(-1, 4, 4)
+        return {tile.tobytes() for tile in tiles if tile[0, 0] >= 0 and -1 in tile and (tile == tile[0]).all()}
+
+    small = set().union(*(patches(scene(0, 0, index, 32, clutter=8, grain=4)[0]) for index in range(60)))
+    large = set().union(*(patches(scene(0, 0, index, 96, clutter=8, grain=4)[0]) for index in range(3)))
+    assert len(large) > 5
+    assert large <= small
 
 
 def test_classes_are_balanced() -> None:

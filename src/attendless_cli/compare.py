@@ -13,8 +13,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from . import fields, output, words
+
+if TYPE_CHECKING:
+    from attendless.compare.contest import Results
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +39,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="DIR", nargs="+", default=[], help="folders of images (default: a few of `scenes`, embedded)"
     )
-    parser.add_argument("--recipe", metavar="R", nargs="+", default=[], help="recipes (default: scenes:epochs=3)")
-    parser.add_argument("--seeds", metavar="N", nargs="+", type=words.count, default=[], help="seeds (default: 0)")
+    recipe = "recipes (default: scenes:epochs=3,lr=3e-3)"
+    parser.add_argument("--recipe", metavar="R", nargs="+", default=[], help=recipe)
+    parser.add_argument("--seeds", metavar="N", nargs="+", type=words.count, default=[], help="seeds (default: 0 1)")
     parser.add_argument("--out", metavar="DIR", default="attendless-out/compare", help="folder (default: %(default)s)")
     parser.add_argument("--jobs", metavar="J", type=words.positive, help="runs at a time (default: one per core)")
     parser.add_argument(
@@ -61,8 +66,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of timing per attention and size (default: 2)",
     )
     parser.add_argument(
-        "--larger", metavar="F", nargs="*", type=words.positive, default=[2, 4],
-        help="also measure cost at images F times as large (default: 2 4)",
+        "--larger", metavar="F", nargs="*", type=words.positive, default=[3, 6],
+        help="also measure cost at images F times as large (default: 3 6)",
     )  # fmt: skip
     words.json(parser)
     fields.add(parser, "the recipe's fields", Recipe)
@@ -73,8 +78,6 @@ def run(args: argparse.Namespace) -> int:
 
     from attendless.compare import compare
     from attendless.compare.contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS
-    from attendless.compare.results import failures, table
-    from attendless.stamp import stamp_line
     from attendless.train import Recipe
 
     changed = fields.given(args, Recipe)
@@ -96,10 +99,21 @@ def run(args: argparse.Namespace) -> int:
         budget=args.budget,
         command=shlex.join(["attendless", *sys.argv[1:]]),
         say=lambda text: print(text, file=sys.stderr, flush=True),
+        progress=output.progress,
         **changed,
     )
-    columns, cells = table(found.rows)
-    output.print_table("compare", columns, cells, note="\n".join([*failures(found.rows), stamp_line(found.stamp)]))
     output.write_json(args.json, {"rows": found.rows})
+    return tell(found)
+
+
+def tell(found: Results, *more: str) -> int:
+    """The table, what was found in words, `more` first, and where the report is; returns the exit code."""
+    from attendless.compare.results import failures, table
+    from attendless.stamp import stamp_line
+
+    columns, cells = table(found.rows)
+    note = "\n".join([*failures(found.rows), stamp_line(found.stamp)])
+    output.print_table("trained alike; costs at the largest size measured", columns, cells, note=note)
+    print("", *(f"{text[0].upper()}{text[1:]}." for text in (*more, found.headline) if text), sep="\n")
     print(f"report: {found.report}")
     return 1 if found.failed else 0

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 #: Every verb with its one-line help, in the order a newcomer meets them.
 VERBS = {
+    "demo": "the first ten minutes: a model converted, attentions compared, one report, on data that comes with it",
     "info": "what a model costs: layers, parameters, MACs, and how much attending less can gain",
     "convert": "put another attention into a pretrained model, or merge its tokens, without training",
     "bench": "measure speed and memory against the dense model, on this machine",
@@ -38,6 +39,26 @@ VERBS = {
     "doctor": "what this installation and this machine can do",
 }
 
+#: What people ask first, the command that answers, and how long it takes.
+FIRST = (
+    ("what is this?", "demo", "ten minutes: a model converted, attentions compared, one report"),
+    ("what is there to gain?", "info deit_tiny_patch16_224 --size 224 384 1024", "seconds: costs, and the cap"),
+    (
+        "what does the clock say here?",
+        "bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384",
+        "a minute: milliseconds and memory, by turns with timm's own model",
+    ),
+    (
+        "how do I get the faster model?",
+        "convert deit_tiny_patch16_224 --weights W --attention foveal:keep=0.1 --size 384 --out fast.safetensors",
+        "seconds: no training; layer by layer, what was done and why",
+    ),
+    (
+        "are its answers the same?",
+        "eval fast.safetensors --data DIR --attention full foveal:keep=0.1",
+        "minutes: accuracy and agreement, picture by picture, with intervals",
+    ),
+)
 
 #: How PyTorch says it, for the CPU, Windows, CUDA, and a size no machine has.
 _NO_MEMORY = "can't allocate memory|not enough memory|out of memory|Storage size calculation overflowed"
@@ -123,7 +144,10 @@ def _answer(args: argparse.Namespace) -> int:
 
         print(f"attendless {version('attendless')}")
     else:
-        _parser().print_help()
+        print("Vision Transformers that attend less, and are measurably faster for it.\n")
+        for question, command, answer in FIRST:
+            print(f"{question}\n  attendless {command}\n  {answer}\n")
+        print("Every verb: attendless --help")
     return 0
 
 

@@ -67,7 +67,7 @@ class Lines:
         taken = self.clock() - self.began
         left = taken * (self.total - self.done) / self.done if self.done else 0.0
         if self.told is None:
-            due = taken >= SURE_AFTER and taken + left > LONG
+            due = self.done > 0 and taken >= SURE_AFTER and taken + left > LONG
         else:
             due = taken - self.told >= EVERY or self.done >= self.total
         if due:

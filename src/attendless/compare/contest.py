@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,9 @@ from ..train.optimise import make_optimizer
 from ..train.process import only_run
 from . import build, cost, schedule
 from .contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS, Contestant, combinations, recall, remember
+from .progress import Progress, estimate, silent, watched
 from .report import write_report
-from .results import gather, markdown, write
+from .results import gather, headline, markdown, write
 from .run import Job, Outcome, finished
 
 
@@ -35,6 +37,11 @@ class Results:
     @property
     def report(self) -> Path:
         return self.out / "report.html"
+
+    @property
+    def headline(self) -> str:
+        """What was found, in a sentence or two."""
+        return headline(self.rows)
 
     def __str__(self) -> str:
         return markdown(self.rows)
@@ -58,6 +65,7 @@ def compare(
     budget: float = cost.BUDGET,
     command: str = "",
     say: Callable[[str], None] = lambda text: None,
+    progress: Progress = silent,
     **fields: Any,
 ) -> Results:
     """Train every attention in every setting from every seed, measure each, and write results and report to `out`.
@@ -70,7 +78,8 @@ def compare(
     if not seeds:
         raise UserError("compare needs a seed to start from: give at least one")
     asked = combinations(_list(models), attentions, patches, _list(data), _list(recipes), fields)
-    classes = check(asked)
+    sources = check(asked)
+    steps = {c: c.setting.recipe.steps(per_epoch(c, sources)) for c in asked}
     with only_run(out):
         remember(out, asked, command)
         jobs = jobs or schedule.at_once(threads, device)
@@ -80,7 +89,12 @@ def compare(
             for seed in seeds
             for c in asked
         ]
-        failed = carry_out(every, schedule.ray(ray) if ray else schedule.local(jobs), say)
+        to_do = [job for job in every if finished(Path(job.folder)) is None]
+        if len(to_do) < len(every):
+            say(f"{len(every) - len(to_do)} of {len(every)} runs were finished before")
+        if to_do and not ray:
+            say(estimate(to_do, steps, sources, at_once=jobs))
+        failed = carry_out(to_do, steps, schedule.ray(ray) if ray else schedule.local(jobs), say, progress)
         for setting, group in groupby(asked, key=lambda c: c.setting):
             missing = [c for c in group if cost.measured(out / c.folder) is None]
             if missing:
@@ -91,42 +105,56 @@ def compare(
                     "factors": factors,
                     "budget": budget,
                 }
-                cost.measure(missing, out, classes[setting.data], say=say, **measuring)
-        contestants, commands = recall(out)
-        rows, stamp = gather(out, contestants, failed)
-        write(out, rows, stamp, commands)
-        write_report(out, contestants, rows, stamp, commands)
-    return Results(out, rows, stamp, failed)
+                cost.measure(missing, out, len(sources[setting.data].classes), say=say, **measuring)
+        return publish(out, failed)
 
 
-def check(contestants: Sequence[Contestant]) -> dict[str, int]:
+def publish(out: Path, failed: Mapping[str, str] = types.MappingProxyType({})) -> Results:
+    """Write results and report from what the folder holds."""
+    contestants, commands = recall(out)
+    rows, stamp = gather(out, contestants, failed)
+    write(out, rows, stamp, commands)
+    write_report(out, contestants, rows, stamp, commands)
+    return Results(out, rows, stamp, dict(failed))
+
+
+def check(contestants: Sequence[Contestant]) -> dict[str, Source]:
     """Build every model and its optimiser before any is trained, so that a mistake shows now.
 
-    Returns the classes of each data set.
+    Returns the pictures to learn from of each data set.
     """
     sources: dict[str, Source] = {}
     for contestant in contestants:
-        data, recipe = contestant.setting.data, contestant.setting.recipe
+        data = contestant.setting.data
         if data not in sources:
             sources[data] = open_splits(data)[0]
         classes = len(sources[data].classes)
         if not classes:
             raise UserError(f"--data {data!r} has pictures without labels: comparing needs one folder per class")
-        steps_per_epoch(len(sources[data]), recipe.batch)
-        make_optimizer(build.build(contestant, classes), recipe)
-    return {data: len(source.classes) for data, source in sources.items()}
+        per_epoch(contestant, sources)
+        make_optimizer(build.build(contestant, classes), contestant.setting.recipe)
+    return sources
 
 
-def carry_out(jobs: Sequence[Job], scheduler: schedule.Scheduler, say: Callable[[str], None]) -> dict[str, str]:
-    """Carry out the runs that are not finished; returns why those failed that did, by their folder."""
-    to_do = [job for job in jobs if finished(Path(job.folder)) is None]
-    if len(to_do) < len(jobs):
-        say(f"{len(jobs) - len(to_do)} of {len(jobs)} runs were finished before")
+def per_epoch(contestant: Contestant, sources: Mapping[str, Source]) -> int:
+    """The steps a contestant learns in an epoch."""
+    return steps_per_epoch(len(sources[contestant.setting.data]), contestant.setting.recipe.batch)
+
+
+def carry_out(
+    jobs: Sequence[Job],
+    steps: Mapping[Contestant, int],
+    scheduler: schedule.Scheduler,
+    say: Callable[[str], None],
+    progress: Progress = silent,
+) -> dict[str, str]:
+    """Carry out the runs; returns why those failed that did, by their folder."""
     failed = {}
-    for i, outcome in enumerate(scheduler(to_do), start=1):
-        say(f"{i}/{len(to_do)} {_told(outcome)}")
-        if outcome.result is None:
-            failed[outcome.job.folder] = outcome.reason
+    with watched(jobs, steps, progress):
+        for i, outcome in enumerate(scheduler(jobs), start=1):
+            say(f"{i}/{len(jobs)} {_told(outcome)}")
+            if outcome.result is None:
+                failed[outcome.job.folder] = outcome.reason
     return failed
 
 

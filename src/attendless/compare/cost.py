@@ -22,11 +22,14 @@ from .contestants import Contestant
 from .schedule import accelerator
 
 #: How much larger than the images trained on those are that cost is also measured at.
-FACTORS = (1, 2, 4)
+FACTORS = (1, 3, 6)
 #: Seconds of timing for each contestant and size.
 BUDGET = 2.0
 #: What a point of the cost curve keeps of a measurement.
-_POINT = ("size", "tokens", "macs", "latency_ms", "dense_latency_ms", "speedup", "spread")
+_POINT = (
+    *("size", "tokens", "macs", "latency_ms", "dense_latency_ms", "speedup", "spread"),
+    *("quartiles", "pairs", "distinguishable"),
+)
 
 
 def measure(

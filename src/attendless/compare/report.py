@@ -1,6 +1,7 @@
 """One self-contained `report.html`: the rows, curves and maps as data inside the page, drawn by its own script.
 
-Nothing is fetched: style, script and data stand in the file, so it can be mailed, archived and opened offline.
+Nothing is fetched: style, script and data stand in the file, so it can be mailed, archived and opened offline. If the
+folder holds a `conversion.json` (the demo's: a model converted without training), the page opens with it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ from ..train.augment import eval_transform
 from ..train.log import read_rows
 from .contestants import Contestant, Setting
 from .patterns import looks
+from .results import headline
 
+#: Where the demo leaves what it converted.
+CONVERSION = "conversion.json"
 #: The picture's side in the page, in pixels.
 _THUMBNAIL = 160
 
@@ -42,7 +46,10 @@ def write_report(
     commands: Sequence[str],
 ) -> Path:
     pictures = {setting: _picture(setting) for setting in {c.setting for c in contestants}}
+    conversion = json.loads(found.read_text()) if (found := out / CONVERSION).is_file() else None
     payload = {
+        "headlines": list(filter(None, [conversion and conversion["headline"], headline(rows)])),
+        "conversion": conversion,
         "rows": [
             row | {"curves": _curves(out, row), "looks": _looks(out, contestant, row, pictures[contestant.setting])}
             for contestant, row in zip(contestants, rows, strict=True)

@@ -37,8 +37,11 @@ def gather(out: Path, contestants: Sequence[Contestant], failed: Mapping[str, st
         if found and elsewhere:
             row["notes"] = [*row["notes"], f"measured elsewhere: {stamp_line(found['stamp'])}"]
         rows.append(row)
-    for row in rows:
-        row["ms"] = comparable_ms(row, rows)
+    for setting in {row["setting"] for row in rows}:
+        group = [row for row in rows if row["setting"] == setting]
+        on_one_clock([row for row in group if "speedup" in row])
+        for place in range(max(len(row["curve"]) for row in group)):
+            on_one_clock([row["curve"][place] for row in group if place < len(row["curve"])])
     return rows, stamp
 
 
@@ -60,23 +63,58 @@ def _row(out: Path, contestant: Contestant, found: Mapping[str, Any]) -> Row:
         "runs": runs,
     }
     costs = {name: value for name, value in found["row"].items() if name not in ("seed", "notes")}
-    return {**costs, **asked, **recipe, **accuracy, "notes": found["row"].get("notes", []), "curve": found["curve"]}
+    return {
+        "ms": None,
+        **costs,
+        **asked,
+        **recipe,
+        **accuracy,
+        "notes": found["row"].get("notes", []),
+        "curve": found["curve"],
+    }
 
 
 def mean(values: Sequence[float]) -> float | None:
     return statistics.fmean(values) if values else None
 
 
-def comparable_ms(row: Row, rows: Sequence[Row]) -> float | None:
-    """Milliseconds on the clock of the setting's median dense model.
+def on_one_clock(points: Sequence[Row]) -> None:
+    """Give contestants of one setting, at one size, milliseconds that can be compared: `ms`, on the clock of their
+    median dense model.
 
     Contestants that were measured on different days met different machines; the ratios to the dense model, which was
     timed by turns with each of them, belong together.
     """
-    if "speedup" not in row:
-        return None
-    dense = [r["dense_latency_ms"] for r in rows if r["setting"] == row["setting"] and "dense_latency_ms" in r]
-    return statistics.median(dense) / row["speedup"]
+    dense = statistics.median(point["dense_latency_ms"] for point in points) if points else 0.0
+    for point in points:
+        point["ms"] = dense / point["speedup"]
+
+
+def largest(row: Row) -> Row:
+    """What a row costs at the largest size measured, where attentions differ; empty if nothing was measured."""
+    return row["curve"][-1] if row["curve"] else {}
+
+
+def headline(rows: Sequence[Row]) -> str:
+    """What was found, in words: who answers best, and what that costs at the largest size measured."""
+    first = rows[0]["setting"] if rows else ""
+    known = [row for row in rows if row["setting"] == first and row["top1_mean"] is not None]
+    if len(known) < 2:
+        return ""
+    best, worst = (choose(known, key=lambda row: row["top1_mean"]) for choose in (max, min))
+    text = (
+        f"trained alike, {best['attention']} answers best, {best['top1_mean']:.1f} %, and {worst['attention']} worst, "
+        f"{worst['top1_mean']:.1f} %"
+    )
+    timed = [(row, largest(row)) for row in known if largest(row)]
+    if len(timed) < 2:
+        return text
+    quickest, point = max(timed, key=lambda pair: pair[1]["speedup"])
+    where = f"at {point['tokens']:,} tokens" if point.get("tokens") else f"at {point['size'][0]} px"
+    return (
+        f"{text}; {where} {quickest['attention']} is quickest, {point['speedup']:.1f}× as quick as the dense model, "
+        f"with {quickest['top1_mean']:.1f} %"
+    )
 
 
 # The table in every format -------------------------------------------------------------------------------------------
@@ -88,30 +126,30 @@ def _accuracy(row: Row) -> str:
     return f"{row['top1_mean']:.2f}" + (f" ± {row['top1_std']:.2f}" if row["top1_std"] is not None else "")
 
 
-def _difference(row: Row) -> str:
+def _difference(point: Row) -> str:
     """What the paired ratios allow to say."""
-    if not row["distinguishable"]:
-        return "not distinguishable" if enough(row["pairs"]) else "too few rounds"
-    return "faster" if row["speedup"] > 1 else "slower"
+    if not point["distinguishable"]:
+        return "not distinguishable" if enough(point["pairs"]) else "too few rounds"
+    return "faster" if point["speedup"] > 1 else "slower"
 
 
 def _cost(form: Callable[[Row], str]) -> Callable[[Row], str]:
-    return lambda row: form(row) if row.get("macs") else "–"
+    return lambda row: form(largest(row)) if largest(row) else "–"
 
 
 #: The columns people read, and how each is printed.
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "attention": lambda row: row["attention"],
     "top-1 %": _accuracy,
-    "params": _cost(lambda row: f"{row['params'] / 1e6:.3f} M"),
-    "MACs": _cost(lambda row: f"{row['macs']['total'] / 1e6:.2f} M"),
-    "core": _cost(lambda row: f"{row['macs']['core'] / 1e6:.2f} M"),
-    "ms": _cost(lambda row: f"{row['ms']:.2f}"),
-    "speed-up": _cost(lambda row: f"{row['speedup']:.2f}×"),
-    "quartiles": _cost(lambda row: "{:.2f}–{:.2f}".format(*row["quartiles"])),
-    "against dense": _cost(lambda row: _difference(row)),
-    "MB": _cost(lambda row: f"{row['peak_memory_mb']:.1f}" if row["peak_memory_mb"] is not None else "–"),
-    "images/s": _cost(lambda row: f"{row['throughput']:.0f}" if row.get("throughput") else "–"),
+    "params": lambda row: f"{row['params'] / 1e6:.3f} M" if row.get("params") else "–",
+    "tokens": _cost(lambda at: f"{at['tokens']:,}" if at.get("tokens") else "–"),
+    "MACs": _cost(lambda at: f"{at['macs']['total'] / 1e6:,.0f} M"),
+    "core": _cost(lambda at: f"{at['macs']['core'] / 1e6:,.0f} M"),
+    "ms": _cost(lambda at: f"{at['ms']:.2f}"),
+    "speed-up": _cost(lambda at: f"{at['speedup']:.2f}×"),
+    "quartiles": _cost(lambda at: "{:.2f}–{:.2f}".format(*at["quartiles"])),
+    "against dense": _cost(_difference),
+    "MB": _cost(lambda at: f"{at['peak_memory_mb']:.1f}" if at["peak_memory_mb"] is not None else "–"),
 }
 
 

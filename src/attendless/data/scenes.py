@@ -1,11 +1,17 @@
 """`scenes`: an embedded data set in which what counts is who attends to whom.
 
-A scene holds a disc and a striped flag, far apart, each in one of ten colours that stand in a circle, and small grey
+A scene holds a disc and a striped flag, far apart, each in one of ten `colours` that stand in a circle, and small grey
 things that mean nothing. The class is the number of steps along the circle from the disc's colour to the flag's.
 
 Each of the two colours alone says nothing about the class: whatever the disc's colour, all ten classes are equally
 likely, and so for the flag. Hence a model that only adds up what it sees in single patches cannot beat chance, however
 well it sees; it must bring two distant patches together. A picture is a pure function of (seed, split, index, size).
+
+`clutter` scatters squares in the same colours about, striped downwards, which mean nothing either: then seeing which
+colours there are is not enough, and a model must find the two that count. With a `grain` stripes have that many pixels
+in a picture of any size: a patch inside a thing looks the same in a small and in a large picture, so that what was
+learned from small ones holds in large ones. A `shade` lets the colours of things vary, so that nobody can always be
+right.
 """
 
 from __future__ import annotations
@@ -53,6 +59,10 @@ class SceneOptions(Options):
     train: int = option(12000, "pictures to learn from", low=1)
     val: int = option(2000, "pictures to be judged on", low=1)
     seed: int = option(0, "the seed of every picture", low=0)
+    colours: int = option(10, "colours in the circle, and classes", low=2, high=10)
+    shade: int = option(0, "how much the colours of things vary", low=0, high=255)
+    clutter: int = option(0, "small coloured things that mean nothing", low=0, high=64)
+    grain: int = option(0, "pixels from stripe to stripe (0: an eighth of the picture)", low=0, high=64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +77,7 @@ class Scenes:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        return tuple(f"{steps} steps" for steps in range(len(COLOURS)))
+        return tuple(f"{steps} steps" for steps in range(self.options.colours))
 
     def __len__(self) -> int:
         return self.options.train if self.split == "train" else self.options.val
@@ -75,52 +85,66 @@ class Scenes:
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        pixels, label = scene(self.options.seed, _SPLITS[self.split], index, self.options.size)
+        pixels, label = scene(self.options, _SPLITS[self.split], index)
         return Image.fromarray(pixels), label
 
     def name(self, index: int) -> str:
         return f"scene {index}"
 
 
-def scene(seed: int, split: int, index: int, size: int) -> tuple[np.ndarray, int]:
+def scene(options: SceneOptions, split: int, index: int) -> tuple[np.ndarray, int]:
     """Pixels [size, size, 3] and label. What is in the scene is drawn before its size matters, so size keeps it."""
-    draw = np.random.Generator(np.random.SFC64(key(seed, split, index)))
-    disc, flag = draw.integers(len(COLOURS), size=2).tolist()
+    size, colours = options.size, options.colours
+    draw = np.random.Generator(np.random.SFC64(key(options.seed, split, index)))
+    disc, flag = draw.integers(colours, size=2).tolist()
     places = _FAR_APART[draw.integers(len(_FAR_APART))]
-    things = draw.integers(CELLS * CELLS * 2 * len(_GREYS), size=5).tolist()
+    greys = draw.integers(CELLS * CELLS * 2 * len(_GREYS), size=5).tolist()
+    clutter = draw.integers(CELLS * CELLS * colours, size=options.clutter).tolist()
+    shades = np.zeros((2 + options.clutter, 3))
+    if options.shade:
+        shades = draw.normal(0, options.shade, shades.shape)
     light, down, across = (draw.random(3) * (80, 40, 40) + (80, -20, -20)).tolist()
     ramp = np.linspace(-1, 1, size, dtype=np.float32)
     ground = draw.standard_normal((size, size), dtype=np.float32) * 6 + (light + down * ramp[:, None]) + across * ramp
     canvas = np.empty((size, size, 3), dtype=np.float32)
     canvas[:] = ground[..., None]
-    for thing in things:
+    grain = options.grain or size / CELLS
+    for thing in greys:
         thing, grey = divmod(thing, len(_GREYS))
         cell, shape = divmod(thing, 2)
-        _paint(canvas, divmod(cell, CELLS), 1, ("cross", "triangle")[shape], _GREYS[grey])
-    _paint(canvas, places[:2], LARGE, "disc", _PALETTE[disc])
-    _paint(canvas, places[2:], LARGE, "flag", _PALETTE[flag])
-    return canvas.clip(0, 255, out=canvas).astype(np.uint8), (flag - disc) % len(COLOURS)
+        _paint(canvas, divmod(cell, CELLS), 1, ("cross", "triangle")[shape], _GREYS[grey], grain)
+    for thing, shade in zip(clutter, shades[2:], strict=True):
+        cell, colour = divmod(thing, colours)
+        _paint(canvas, divmod(cell, CELLS), 1, "square", _PALETTE[colour] + shade, grain)
+    _paint(canvas, places[:2], LARGE, "disc", _PALETTE[disc] + shades[0], grain)
+    _paint(canvas, places[2:], LARGE, "flag", _PALETTE[flag] + shades[1], grain)
+    return canvas.clip(0, 255, out=canvas).astype(np.uint8), (flag - disc) % colours
 
 
-def _paint(canvas: np.ndarray, cell: tuple[int, ...], cells: int, shape: str, colour: np.ndarray) -> None:
+def _paint(canvas: np.ndarray, cell: tuple[int, ...], cells: int, shape: str, colour: np.ndarray, grain: float) -> None:
     size = len(canvas)
     top, left = (edge * size // CELLS for edge in cell)
     bottom, right = ((edge + cells) * size // CELLS for edge in cell)
-    canvas[top:bottom, left:right][_mask(shape, bottom - top, right - left)] = colour
+    canvas[top:bottom, left:right][_mask(shape, bottom - top, right - left, grain)] = colour
 
 
 @functools.cache
-def _mask(shape: str, height: int, width: int) -> np.ndarray:
+def _mask(shape: str, height: int, width: int, grain: float) -> np.ndarray:
     """Which pixels of its box a shape covers, [height, width]."""
     y = ((np.arange(height) + 0.5) / height * 2 - 1)[:, None]
     x = ((np.arange(width) + 0.5) / width * 2 - 1)[None]
     inside = {
         "disc": np.hypot(x, y) < 1,
-        "flag": ((y + 1) * LARGE / 2 % 1 < 0.6) & (abs(x) < 1),
+        "flag": _stripes(height, grain)[:, None] & (abs(x) < 1),
+        "square": _stripes(width, grain)[None] & (abs(y) < 1),
         "cross": abs(abs(x) - abs(y)) < 0.4,
         "triangle": abs(x) < (y + 1) / 2,
     }
     return inside[shape]
+
+
+def _stripes(length: int, grain: float) -> np.ndarray:
+    return (np.arange(length) + 0.5) / grain % 1 < 0.6
 
 
 def draw_samples(path: str, size: int = 96, rows: int = 3) -> None:
@@ -130,7 +154,7 @@ def draw_samples(path: str, size: int = 96, rows: int = 3) -> None:
     found: dict[int, list[np.ndarray]] = {label: [] for label in range(len(COLOURS))}
     index = 0
     while any(len(pictures) < rows for pictures in found.values()):
-        pixels, label = scene(0, 0, index, size)
+        pixels, label = scene(SceneOptions(size=size), 0, index)
         found[label].append(pixels)
         index += 1
     figure = Figure(figsize=(len(COLOURS) * 1.1, rows * 1.1 + 0.3), layout="constrained")

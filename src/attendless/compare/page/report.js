@@ -104,9 +104,9 @@ function scale(values, from, to, log) {
   return { at, ticks: ticks(low, high, log) };
 }
 
-const H = 270, LEFT = 46, RIGHT = 12, TOP = 26, BOTTOM = 40;
+const LEFT = 46, RIGHT = 12, TOP = 26, BOTTOM = 40;
 
-function chart(parent, { title, x, y, xs, ys, logX = false, logY = false, tickX = null }) {
+function chart(parent, { title, x, y, xs, ys, logX = false, logY = false, tickX = null, height: H = 270 }) {
   const svg = make("svg", { role: "img", "aria-label": `${title}: ${y} against ${x}` }, parent);
   const width = Math.max(260, svg.getBoundingClientRect().width);
   svg.setAttribute("viewBox", `0 0 ${width} ${H}`);
@@ -122,23 +122,25 @@ function chart(parent, { title, x, y, xs, ys, logX = false, logY = false, tickX 
     make("text", { x: LEFT - 6, y: sy.at(value) + 4, "text-anchor": "end" }, svg, label);
   }
   make("text", { x: (LEFT + width - RIGHT) / 2, y: H - 6, "text-anchor": "middle" }, svg, x);
-  return { svg, x: sx.at, y: sy.at };
+  const inside = { left: LEFT, right: width - RIGHT, top: TOP, bottom: H - BOTTOM };
+  return { svg, x: sx.at, y: sy.at, inside };
 }
 
 // The table ---------------------------------------------------------------------------------------------------------
 
 const fixed = (digits, suffix = "") => (value) => is(value) ? value.toFixed(digits) + suffix : "–";
+const at = (row) => row.curve[+$("tokens").value || 0] || {};
+const count = (value) => is(value) ? short(value) : "–";
 const COLUMNS = [
   { name: "attention", value: (r) => r.attention, text: (v) => v, up: true },
   { name: "top-1 %", value: (r) => r.top1_mean, best: Math.max,
     text: (v, r) => is(v) ? v.toFixed(2) + (is(r.top1_std) ? ` ± ${r.top1_std.toFixed(2)}` : "") : r.failed ? "failed" : "–" },
-  { name: "params", value: (r) => r.params, text: (v) => is(v) ? short(v) : "–", up: true },
-  { name: "MACs", value: (r) => r.macs && r.macs.total, text: (v) => is(v) ? short(v) : "–", best: Math.min, up: true },
-  { name: "core", value: (r) => r.macs && r.macs.core, text: (v) => is(v) ? short(v) : "–", best: Math.min, up: true },
-  { name: "ms", value: (r) => r.ms, text: fixed(2), best: Math.min, up: true },
-  { name: "speed-up", value: (r) => r.speedup, text: fixed(2, "×"), best: Math.max },
-  { name: "MB", value: (r) => r.peak_memory_mb, text: fixed(1), best: Math.min, up: true },
-  { name: "images/s", value: (r) => r.throughput, text: fixed(0), best: Math.max },
+  { name: "ms", value: (r) => at(r).ms, text: fixed(2), best: Math.min, up: true },
+  { name: "speed-up", value: (r) => at(r).speedup, text: fixed(2, "×"), best: Math.max },
+  { name: "MB", value: (r) => at(r).peak_memory_mb, text: fixed(1), best: Math.min, up: true },
+  { name: "MACs", value: (r) => at(r).macs && at(r).macs.total, text: count, best: Math.min, up: true },
+  { name: "core", value: (r) => at(r).macs && at(r).macs.core, text: count, best: Math.min, up: true },
+  { name: "params", value: (r) => r.params, text: count, up: true },
 ];
 let sorted = { column: 1, up: false };
 
@@ -182,21 +184,14 @@ function drawTable() {
 // Figures -----------------------------------------------------------------------------------------------------------
 
 const COSTS = [
-  { title: "multiply-accumulates", unit: "MACs", of: (p) => p.macs.total },
-  { title: "time", unit: "ms", of: (p, dense) => dense / p.speedup },
+  { title: "time", unit: "ms", of: (p) => p.ms },
   { title: "peak memory", unit: "MB", of: (p) => p.peak_memory_mb },
+  { title: "multiply-accumulates", unit: "MACs", of: (p) => p.macs.total },
 ];
 
-function median(values) {
-  const found = [...values].sort((a, b) => a - b), middle = found.length >> 1;
-  return found.length % 2 ? found[middle] : (found[middle - 1] + found[middle]) / 2;
-}
-
-// Every contestant's point at one size, its time on the clock of the median dense model.
+// Every contestant's point at one size.
 function points(place) {
-  const found = shown.filter((r) => r.curve[place]).map((row) => ({ row, point: row.curve[place] }));
-  const dense = found.length ? median(found.map((f) => f.point.dense_latency_ms)) : 0;
-  return found.map(({ row, point }) => ({ row, point, costs: COSTS.map((c) => c.of(point, dense)) }));
+  return shown.filter((r) => r.curve[place]).map((row) => ({ row, point: row.curve[place], costs: COSTS.map((c) => c.of(row.curve[place])) }));
 }
 
 function front(found) {
@@ -205,25 +200,59 @@ function front(found) {
   return order.filter((p) => p.score > best && ((best = p.score), true));
 }
 
-function drawTradeoffs() {
-  $("tradeoffs").replaceChildren();
-  const every = points(+$("tokens").value || 0).filter(({ row }) => is(row.top1_mean));
-  COSTS.forEach((cost, i) => {
-    const found = every.filter((p) => is(p.costs[i])).map((p) => ({ ...p, cost: p.costs[i], score: p.row.top1_mean }));
-    if (!found.length) return;
-    const deviations = found.flatMap(({ row }) => [row.top1_mean - (row.top1_std || 0), row.top1_mean + (row.top1_std || 0)]);
-    const c = chart($("tradeoffs"), { title: `top-1 % against ${cost.title}`, x: cost.unit, y: "top-1 %",
-      xs: found.map((p) => p.cost), ys: deviations, logX: i < 2 && Math.max(...found.map((p) => p.cost)) > 3 * Math.min(...found.map((p) => p.cost)) });
-    const best = front(found);
-    make("polyline", { points: best.map((p) => `${c.x(p.cost)},${c.y(p.score)}`).join(" "), fill: "none",
-      stroke: "var(--soft)", "stroke-dasharray": "5 4", class: "front" }, c.svg);
-    for (const { row, point, cost: value, score } of found) {
-      const x = c.x(value), y = c.y(score);
-      if (row.top1_std) make("line", { x1: x, x2: x, y1: c.y(score - row.top1_std), y2: c.y(score + row.top1_std), stroke: look(row).colour }, c.svg);
-      tip(marker(row, x, y, 6, c.svg), `${row.attention}\n${score.toFixed(2)} % · ${short(value)} ${cost.unit} at ${point.tokens ?? "?"} tokens` +
-        (best.some((p) => p.row === row) ? "\non the Pareto front" : ""));
-    }
+// The lowest score an axis reaches down to: a few that lie far below all others would flatten them.
+function lowest(scores) {
+  const order = [...scores].sort((a, b) => a - b), top = order[order.length - 1];
+  for (let i = Math.floor(order.length / 3); i > 0; i--)
+    if (order.length - i >= 3 && order[i] - order[i - 1] > 1.5 * (top - order[i])) return order[i];
+  return order[0];
+}
+
+// The shortest names that tell the rows apart.
+function names(rows) {
+  const first = rows.map((row) => row.attention.split(/[:/+]/)[0]);
+  return new Map(rows.map((row, i) => [row, first.indexOf(first[i]) === first.lastIndexOf(first[i]) ? first[i] : row.attention]));
+}
+
+// Write each mark's name where it covers no other mark or name, nearest first; where there is no room the legend must do.
+function write(svg, marks, inside) {
+  const taken = marks.map(({ x, y }) => ({ left: x - 7, right: x + 7, top: y - 7, bottom: y + 7 }));
+  const apart = (a, b) => a.right < b.left || b.right < a.left || a.bottom < b.top || b.bottom < a.top;
+  for (const { x, y, text } of marks) {
+    const label = make("text", { class: "name" }, svg, text), width = label.getComputedTextLength();
+    const places = [10, 18, 28].flatMap((far) => [[far, 4], [-far - width, 4], [-width / 2, -far], [-width / 2, far + 8],
+      [far * 0.7, -far * 0.7], [far * 0.7, far], [-far * 0.7 - width, -far * 0.7], [-far * 0.7 - width, far]]);
+    const box = ([dx, dy]) => ({ left: x + dx - 2, right: x + dx + width + 2, top: y + dy - 11, bottom: y + dy + 3 });
+    const place = places.find((p) => { const b = box(p); return taken.every((t) => apart(t, b)) && b.left >= inside.left && b.right <= inside.right && b.top >= inside.top && b.bottom <= inside.bottom; });
+    if (!place) { label.remove(); continue; }
+    label.setAttribute("x", x + place[0]); label.setAttribute("y", y + place[1]);
+    taken.push(box(place));
+  }
+}
+
+function drawTradeoff(parent, cost, i, height) {
+  const every = points(+$("tokens").value || 0).filter(({ row, costs }) => is(row.top1_mean) && is(costs[i]));
+  const found = every.map((p) => ({ ...p, cost: p.costs[i], score: p.row.top1_mean }));
+  if (!found.length) return;
+  const floor = lowest(found.map((p) => p.score)), xs = found.map((p) => p.cost);
+  const ys = found.filter((p) => p.score >= floor).flatMap(({ row }) => [row.top1_mean - (row.top1_std || 0), row.top1_mean + (row.top1_std || 0)]);
+  const c = chart(parent, { title: `top-1 % against ${cost.title}`, x: cost.unit, y: "top-1 %", xs, ys, height, logX: Math.max(...xs) > 3 * Math.min(...xs) });
+  const best = front(found), called = names(found.map((p) => p.row));
+  make("polyline", { points: best.map((p) => `${c.x(p.cost)},${Math.min(c.y(p.score), c.inside.bottom)}`).join(" "), fill: "none",
+    stroke: "var(--soft)", "stroke-dasharray": "5 4", class: "front" }, c.svg);
+  const marks = found.map(({ row, point, cost: value, score }) => {
+    const below = score < floor, x = c.x(value), y = below ? c.inside.bottom - 8 : c.y(score);
+    if (row.top1_std && !below) make("line", { x1: x, x2: x, y1: c.y(score - row.top1_std), y2: c.y(score + row.top1_std), stroke: look(row).colour }, c.svg);
+    tip(marker(row, x, y, 6, c.svg), `${row.attention}\n${score.toFixed(2)} % · ${short(value)} ${cost.unit} at ${point.tokens ?? "?"} tokens` +
+      (best.some((p) => p.row === row) ? "\non the Pareto front" : ""));
+    return { x, y, text: below ? `${called.get(row)} ${score.toFixed(1)} % ↓` : called.get(row) };
   });
+  write(c.svg, marks, c.inside);
+}
+
+function drawTradeoffs() {
+  $("time").replaceChildren(); $("tradeoffs").replaceChildren();
+  COSTS.forEach((cost, i) => drawTradeoff(i ? $("tradeoffs") : $("time"), cost, i, i ? 270 : 340));
 }
 
 function drawLegends() {
@@ -295,24 +324,31 @@ function drawMaps() {
   const rows = shown.filter((row) => row.looks[place]);
   $("seen").hidden = !rows.length;
   if (!rows.length) return;
-  const first = rows[0].looks[place], picture = data.pictures[rows[0].setting];
-  if (asked === null || !first.queries.includes(asked)) asked = (first.height >> 1) * first.width + (first.width >> 1);
+  const one = rows[0].looks[place], picture = data.pictures[rows[0].setting];
+  if (asked === null || !one.queries.includes(asked)) asked = (one.height >> 1) * one.width + (one.width >> 1);
   if (picture) {
     const figure = element("figure", parent), box = element("div", figure, null, { class: "picture" });
     element("img", box, null, { src: picture, alt: "the picture the maps are of" });
     const mark = element("i", box);
-    Object.assign(mark.style, { left: `${asked % first.width / first.width * 100}%`, top: `${Math.floor(asked / first.width) / first.height * 100}%`,
-      width: `${100 / first.width}%`, height: `${100 / first.height}%` });
+    Object.assign(mark.style, { left: `${asked % one.width / one.width * 100}%`, top: `${Math.floor(asked / one.width) / one.height * 100}%`,
+      width: `${100 / one.width}%`, height: `${100 / one.height}%` });
     element("figcaption", figure, "asked from the marked patch");
   }
   const tint = getComputedStyle(document.documentElement).getPropertyValue("--tint").split(",").map(Number);
   for (const row of rows) {
     const { width, height, queries, bytes: text } = row.looks[place];
     const figure = element("figure", parent), canvas = element("canvas", figure, null, { width, height, role: "img", "aria-label": `map of ${row.attention}` });
-    const map = bytes(text), at = Math.max(0, queries.indexOf(asked)) * width * height;
+    const map = bytes(text), first = Math.max(0, queries.indexOf(asked)) * width * height;
     const context = canvas.getContext("2d"), image = context.createImageData(width, height);
-    for (let i = 0; i < width * height; i++) image.data.set([...tint, map[at + i]], 4 * i);
+    for (let i = 0; i < width * height; i++) image.data.set([...tint, map[first + i]], 4 * i);
     context.putImageData(image, 0, 0);
+    if (picture) {
+      const box = element("div", figure, null, { class: "lit" });
+      element("img", box, null, { src: picture, alt: `the picture in the light of ${row.attention}` });
+      const shade = element("canvas", box, null, { width, height }).getContext("2d"), dark = shade.createImageData(width, height);
+      for (let i = 0; i < width * height; i++) dark.data.set([0, 0, 0, 0.85 * (255 - map[first + i])], 4 * i);
+      shade.putImageData(dark, 0, 0);
+    }
     element("figcaption", figure, row.attention);
     const ask = (event) => {
       const box = canvas.getBoundingClientRect();
@@ -322,6 +358,38 @@ function drawMaps() {
     };
     canvas.addEventListener("pointermove", ask);
     canvas.addEventListener("pointerdown", ask);
+  }
+}
+
+// What was converted ------------------------------------------------------------------------------------------------
+
+function drawConversion() {
+  const row = data.conversion;
+  $("converted").hidden = !row;
+  if (!row) return;
+  $("conversion").textContent = `The model trained with full attention at ${row.trained_at.join("×")} px, as it is at ${row.size.join("×")} px ` +
+    `(${row.tokens.toLocaleString("en")} tokens) and with ${row.attention} instead. ${row.images.toLocaleString("en")} pictures of ${row.data}: the same answer to ${(100 * row.agreement).toFixed(1)} % of them. ` +
+    `Speed-up ${row.speedup.toFixed(2)}× (quartiles ${row.quartiles.map((q) => q.toFixed(2)).join("–")}); were attention free, it would be ${row.cap.toFixed(1)}×.`;
+  $("bars").replaceChildren();
+  const groups = [["ms an image", row.dense_latency_ms, row.latency_ms], ["top-1 %", row.dense_top1, row.top1],
+    ["MB at the peak", row.dense_peak_memory_mb, row.peak_memory_mb]].filter(([, a, b]) => is(a) && is(b));
+  const svg = make("svg", { role: "img", "aria-label": "time, accuracy and memory of both" }, $("bars"));
+  const width = Math.max(260, svg.getBoundingClientRect().width), name = row.attention.split(":")[0], step = 86;
+  svg.setAttribute("viewBox", `0 0 ${width} ${groups.length * step}`);
+  groups.forEach(([title, ...values], i) => {
+    make("text", { x: 0, y: i * step + 16, class: "title" }, svg, title);
+    values.forEach((value, k) => {
+      const y = i * step + 24 + 26 * k, long = (width - 150) * value / Math.max(...values);
+      make("text", { x: 56, y: y + 15, "text-anchor": "end" }, svg, k ? name : "full");
+      make("rect", { x: 62, y, width: Math.max(1, long), height: 20, rx: 3, fill: k ? "rgb(var(--tint))" : "var(--soft)" }, svg);
+      make("text", { x: 68 + long, y: y + 15, class: "title" }, svg, value.toFixed(1));
+    });
+  });
+  $("sharp").replaceChildren();
+  for (const seen of row.shown) {
+    const figure = element("figure", $("sharp"));
+    element("img", figure, null, { src: seen.picture, alt: "a picture" });
+    element("img", figure, null, { src: seen.sharp, alt: "the same, lit where it is looked at sharply" });
   }
 }
 
@@ -346,7 +414,7 @@ function drawAll() {
   $("lead").textContent = `${shown.length} attentions in ${describe(shown[0])}, from ${seeds} seed${seeds === 1 ? "" : "s"}. ` +
     "Same initial weights, same order of the same pictures, same machine.";
   const sizes = shown.map((row) => row.curve).sort((a, b) => b.length - a.length)[0] || [];
-  options($("tokens"), sizes.map((p, i) => `${p.tokens ?? p.size.join("×")} tokens${i ? "" : ", as trained"}`));
+  options($("tokens"), sizes.map((p, i) => `${p.tokens ?? p.size.join("×")} tokens${i ? "" : ", as trained"}`), Math.max(0, sizes.length - 1));
   const layers = shown.map((row) => row.looks).sort((a, b) => b.length - a.length)[0] || [];
   options($("layer"), layers.map((l) => String(l.layer)), Math.max(0, layers.length - 1));
   drawTable(); drawTradeoffs(); drawLegends(); drawGrowth(); drawCurves(); drawMaps();
@@ -355,7 +423,9 @@ function drawAll() {
 options($("setting"), settings.map((s) => describe(data.rows.find((row) => row.setting === s))));
 $("choose").hidden = settings.length < 2;
 $("setting").addEventListener("change", drawAll);
-$("tokens").addEventListener("change", drawTradeoffs);
+$("tokens").addEventListener("change", () => { drawTable(); drawTradeoffs(); });
 $("layer").addEventListener("change", drawMaps);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawMaps);
+for (const text of data.headlines || []) element("p", $("headlines"), text, { class: "headline" });
+drawConversion();
 drawAll();
