@@ -299,11 +299,13 @@ def test_bench_across_runtimes() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("batch", [2, None], ids=["fixed", "dynamic"])
 @pytest.mark.parametrize("size", [(224, 224), (384, 256)], ids=str)
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", [*FORMATS, "onnx with kernels"])
 @pytest.mark.parametrize("name", attentions())
 def test_every_attention(name: str, format: str, size: tuple[int, int], batch: int | None, tmp_path: Path) -> None:
     spec = {"less": "less:vanilla=1"}.get(name, name)
-    found = export(tiny(spec, size=size, patch=16), tmp_path / f"fast{FORMATS[format]}", batch=batch, measure=False)
+    kernels = True if "kernels" in format else None
+    out = tmp_path / f"fast{FORMATS[format.split()[0]]}"
+    found = export(tiny(spec, size=size, patch=16), out, batch=batch, kernels=kernels, measure=False)
     assert found.parity is not None
     assert found.parity.difference <= 1e-4
 

@@ -363,7 +363,9 @@ def test_the_verb_serves_and_stops_when_asked(saved: Path, tmp_path: Path) -> No
         ]
         for thread in threads:
             thread.start()
-        time.sleep(0.7)  # they wait for others to come
+        inside = "attendless_requests_inside 3.0"  # they wait for others to come
+        while inside not in httpx.get(f"{address}/metrics", timeout=60).text and len(found) < 3:
+            time.sleep(0.02)
         server.send_signal(signal.SIGTERM)
         for thread in threads:
             thread.join()
