@@ -1,5 +1,5 @@
-// What may be asked of the kernels, whoever asks: Python by module.cpp, OpenVINO by openvino.cpp. Every argument is
-// checked whole before a kernel reads it; std::invalid_argument says what is wrong. Results are written where the caller
+// What may be asked of the kernels, whoever asks: Python by module.cpp, other runtimes by operators.hpp. Every argument
+// is checked whole before a kernel reads it; std::invalid_argument says what is wrong. Results are written where the caller
 // wants them.
 #pragma once
 

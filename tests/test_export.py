@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -368,6 +369,23 @@ def test_int8(format: str, tmp_path: Path) -> None:
     plain = export(tiny("foveal:cell=2,tile=2"), tmp_path / f"plain{FORMATS[format]}", batch=None, measure=False)
     weights = [file for file in (*found.files, *plain.files) if file.suffix in (".bin", ".onnx")]
     assert weights[0].stat().st_size < weights[1].stat().st_size
+
+
+@pytest.mark.slow
+def test_aotinductor_compiles_what_was_exported(tmp_path: Path) -> None:
+    """As docs/deploy.md says; what it makes is a program, which is not opened here."""
+    if not shutil.which("g++"):
+        pytest.skip("needs g++")
+    model = tiny("full/2xfoveal:keep=0.3,cell=2,tile=2", tokens="tome:r=2")
+    found = export(model, tmp_path / "fast.pt2", batch=2, measure=False)
+    made = torch._inductor.aoti_compile_and_package(
+        torch.export.load(found.path), package_path=str(tmp_path / "compiled.pt2")
+    )
+    with torch.inference_mode():
+        (logits,) = torch._inductor.aoti_load_package(made)(images(2))
+        torch.testing.assert_close(logits, model(images(2)), atol=1e-4, rtol=1e-4)
+    with pytest.raises(UserError, match=r"compiled\.pt2"):
+        open_runner(made)
 
 
 CHILD = """

@@ -59,7 +59,7 @@ def kernels_unavailable() -> str:
     """Why the kernels cannot stand beside a model; empty if they can."""
     if not compiled.available:
         return f"the native kernels are not available: {compiled.reason}"
-    return "" if library().is_file() else f"{str(library())!r} is missing: install attendless again"
+    return "" if library().is_file() else f"{str(library())!r} is missing: installing attendless on Linux makes it"
 
 
 def library() -> Path:
