@@ -317,6 +317,19 @@ def test_a_graph_that_is_exported_attends_less_too(name: str) -> None:
         assert furthest(run(model, inputs), outputs(graph(**inputs))) < 1e-5
 
 
+def test_a_graph_of_shapes_that_are_data_attends_fully_and_that_is_said() -> None:
+    """Siglip 2: whether its mask hides anything, and which grid there is, a graph does not know."""
+    tiny = MODELS["siglip2"]
+    model = tiny.make()
+    inputs = tiny.inputs(model, (64, 64))
+    then = run(model, inputs)
+    patched(model, "foveal:keep=0.1")
+    door._say_once.cache_clear()
+    with torch.no_grad(), pytest.warns(UserWarning, match="left a Siglip2Attention as it was: it got a mask"):
+        graph = torch.export.export(model, (), kwargs=inputs).module()
+    assert furthest(then, run(graph, inputs)) < 1e-5
+
+
 @pytest.mark.slow
 def test_it_compiles_whole_at_any_size() -> None:
     model = patched(MODELS["dinov2"].make(), "foveal:keep=0.1")

@@ -49,6 +49,9 @@ class Watch:
 
     def see_shapes(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The hook, before an embedding that is given patches, and height and width for each image."""
+        if torch.compiler.is_compiling():  # a graph does not know numbers in a tensor: no grid can be asked for
+            self.saw((0, 0))
+            return
         shapes = kwargs["spatial_shapes"] if "spatial_shapes" in kwargs else args[1]
         sides = {tuple(shape) for shape in shapes.tolist()}
         # Images of several shapes are padded, and their attentions masked: no grid is asked for.
