@@ -14,6 +14,7 @@ from attendless import UserError
 from attendless.papers import study as studying
 from attendless.papers import study_page
 from attendless.papers.study import Entry, Part, Study, carry_out, gather, summarise
+from attendless_cli.main import main
 
 MODEL = "columnar_micro_patch4_32"
 TINY = Study(
@@ -135,9 +136,39 @@ def test_pictures_without_labels_are_refused(tmp_path: Path) -> None:
         carry_out(TINY, str(tmp_path / "pictures"), tmp_path / "out")
 
 
-def test_a_table_without_a_study_is_refused() -> None:
-    with pytest.raises(UserError, match="bbvit-2"):
-        studying.study("lavit-2")
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["lavit-2", "--scale", "small"], "bbvit-2"),
+        (["--scale", "small"], "bbvit-2"),
+        (["bbvit-2", "--out", "somewhere"], "--scale small"),
+        (["bbvit-2", "--scale", "small", "--data", "somewhere"], "--out DIR"),
+        (["bbvit-2", "--scale", "small", "--results", "nowhere.json"], "cannot be read"),
+    ],
+)
+def test_refusals_say_what_is_possible(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["papers", *words])
+    assert says in capsys.readouterr().err
+
+
+def test_results_of_another_study_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.json").write_text('{"study": "fair-comparison"}')
+    with pytest.raises(SystemExit, match="2"):
+        main(["papers", "bbvit-2", "--scale", "small", "--results", str(tmp_path / "other.json")])
+    assert "holds the study 'fair-comparison', expected 'bbvit'" in capsys.readouterr().err
+
+
+def test_the_command_prints_a_page_and_draws(
+    done: tuple[Path, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = gather(TINY, done[0])
+    studying.write(found, tmp_path / "found.json")
+    words = ["--results", str(tmp_path / "found.json"), "--figure", str(tmp_path / "rows.png")]
+    assert main(["papers", "bbvit-2", "--scale", "small", *words, "--json", str(tmp_path / "again.json")]) == 0
+    assert capsys.readouterr().out == study_page.page(found)
+    assert json.loads((tmp_path / "again.json").read_text()) == json.loads((tmp_path / "found.json").read_text())
+    assert size_of(tmp_path / "rows.png")[0] > 400
 
 
 @pytest.mark.parametrize("table", ["bbvit-2", "fair-comparison"])
