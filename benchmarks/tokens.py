@@ -48,9 +48,10 @@ STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
         (FOVEAL, "none"), (FOVEAL, "tome:r=8,protect=0.1"), (SPARSIFINER, "none"),
         (SPARSIFINER, "tome:r=8,protect=0.1"),
     ]),
-    384: (500, 16, [
+    384: (1000, 16, [
         ("full", "tome:r=30,start=1,protect=0.1"), ("full", "tome:r=44,start=1,protect=0.1"), (FOVEAL, "none"),
         (FOVEAL, "tome:r=30,start=1,protect=0.1"), (FOVEAL, "tome:r=44,start=1,protect=0.1"),
+        ("full", "tome:r=64/32,start=1,protect=0.1"), (FOVEAL, "tome:r=64/32,start=1,protect=0.1"),
     ]),
     512: (300, 8, [
         ("full", "tome:keep=0.3,start=1,protect=0.1"), ("full", "tome:keep=0.15,start=1,protect=0.1"),

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from torchvision import tv_tensors
 
 from attendless import UserError
 from attendless.dense.coco import open_boxes
 from attendless.dense.masks import IGNORE_INDEX, open_masks
 from attendless.dense.recipes import RECIPES, DenseRecipe, dense_recipe
-from attendless.dense.transforms import WithBoxes, WithMasks, boxes_to_learn, masks_to_learn
+from attendless.dense.transforms import Sized, WithBoxes, WithMasks, boxes_to_learn, masks_to_learn
 from dense_toys import toy_boxes, toy_masks
 
 HALF = (0.5, 0.5, 0.5)
@@ -238,6 +240,17 @@ def test_what_is_cropped_and_mirrored_stays_in_place(boxes: Path, masks: Path) -
         assert (pixels[0, top:bottom, left:right] > 0.7).float().mean() > 0.8
         assert target["sizes"].tolist() == [[44, 36], list(pixels.shape[1:])]
     assert seen == {40, 64}
+
+
+@pytest.mark.parametrize("size", [(300, 2), (2, 300), (1, 1), (333, 500)])
+def test_no_picture_is_too_thin_or_too_large(size: tuple[int, int]) -> None:
+    """Short sides of 32 pixels, long ones of 64 at most, then zoomed; and never less than a pixel."""
+    pixels = torch.zeros(3, *size, dtype=torch.uint8)
+    made = [Sized((32,), 64, (0.5, 2.0))(tv_tensors.Image(pixels)).shape[-2:] for _ in range(20)]
+    assert all(1 <= min(sides) <= 64 for sides in made)
+    assert all(max(sides) <= 128 for sides in made)
+    short, long = sorted(Sized((32,), 64)(tv_tensors.Image(pixels)).shape[-2:])
+    assert (short, long) == {300: (1, 64), 1: (32, 32), 500: (32, 48)}[max(size)]
 
 
 def test_recipes_say_how_long_they_take_in_steps() -> None:

@@ -21,6 +21,9 @@ from ..train.loader import Prepared
 from .masks import IGNORE_INDEX
 from .recipes import DenseRecipe
 
+#: Of a picture to be cropped from, the long side is at most so many times the crop before any zoom.
+_LONGEST = 4
+
 
 def to_pixels(image: Image.Image) -> tv_tensors.Image:
     return tv_tensors.Image(torch.from_numpy(np.array(image)).permute(2, 0, 1))
@@ -30,16 +33,30 @@ def normalise(mean: Sequence[float], std: Sequence[float]) -> list[Any]:
     return [v2.ToDtype(torch.float32, scale=True), v2.Normalize(list(mean), list(std))]
 
 
-def shortest(size: int, longest: int) -> v2.Transform:
-    """The short side becomes `size`, unless the long one would become longer than `longest`."""
-    return v2.Resize([size], max_size=max(longest, size + 1), antialias=True)
+class Sized(v2.Transform):
+    """The short side becomes one of `sides`, unless the long one would become longer than `longest`; then all is zoomed
+    by something between the two of `zoom`. No side vanishes, however thin the picture."""
+
+    def __init__(self, sides: Sequence[int], longest: int, zoom: tuple[float, ...] = (1.0, 1.0)) -> None:
+        super().__init__()
+        self.sides, self.longest, self.zoom = sides, longest, zoom
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        height, width = v2.query_size(flat_inputs)
+        side = self.sides[int(torch.randint(len(self.sides), ()))] if len(self.sides) > 1 else self.sides[0]
+        ratio = min(side / min(height, width), max(self.longest, side) / max(height, width))
+        low, high = self.zoom
+        ratio *= low + float(torch.rand(1)) * (high - low) if high > low else low
+        return {"size": [max(1, int(now * ratio + 1e-6)) for now in (height, width)]}
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return self._call_kernel(v2.functional.resize, inpt, size=params["size"], antialias=True)
 
 
 def boxes_to_learn(recipe: DenseRecipe, size: int, mean: Any, std: Any) -> v2.Compose:
-    scales = list(recipe.scales or (size,))
     return v2.Compose(
         [
-            v2.RandomShortestSize(scales, max_size=recipe.longest, antialias=True),
+            Sized(recipe.scales or (size,), recipe.longest),
             v2.RandomHorizontalFlip(recipe.flip),
             *([v2.RandomPhotometricDistort()] if recipe.distort else []),
             v2.ClampBoundingBoxes(),
@@ -53,7 +70,7 @@ def masks_to_learn(recipe: DenseRecipe, size: tuple[int, int], mean: Any, std: A
     fill = {tv_tensors.Image: 0, tv_tensors.Mask: IGNORE_INDEX}
     return v2.Compose(
         [
-            v2.ScaleJitter(size, scale_range=(recipe.scale[0], recipe.scale[1]), antialias=True),
+            Sized((min(size),), _LONGEST * min(size), recipe.scale),
             v2.RandomCrop(size, pad_if_needed=True, fill=fill),
             v2.RandomHorizontalFlip(recipe.flip),
             *([v2.RandomPhotometricDistort()] if recipe.distort else []),
@@ -63,7 +80,7 @@ def masks_to_learn(recipe: DenseRecipe, size: tuple[int, int], mean: Any, std: A
 
 
 def to_judge(size: int, longest: int, mean: Any, std: Any) -> v2.Compose:
-    return v2.Compose([shortest(size, longest), *normalise(mean, std)])
+    return v2.Compose([Sized((size,), longest), *normalise(mean, std)])
 
 
 def padded(images: Sequence[Tensor]) -> Tensor:
