@@ -306,6 +306,8 @@ def page_text(kept: Rows) -> str:
     which = {text: "" if len(foot) == 1 else f"{', '.join(names)}: " for text, names in foot.items()}
     lines = [f"{which[text]}{text}." for text in foot]
     rows = [cells(row) for name in known for row in kept[name]["rows"]]
+    missing = [name for name in ROWS if name not in kept]
+    lines += [f"Not measured yet: {', '.join(missing)}."] if missing else []
     return "\n".join([table(list(COLUMNS), rows), "", "Batch 1, fp32. " + " ".join(lines)])
 
 
