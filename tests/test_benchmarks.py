@@ -21,6 +21,7 @@ def test_imports(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 #: What a benchmark quotes in a page: its results file, the page, and the name of the place there.
 QUOTES = {
+    "front_page": ("docs/results/front-page.json", "README.md", "front-page"),
     "demo": ("docs/results/compare.json", "docs/results/compare.md", "demo"),
 }
 
