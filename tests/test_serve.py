@@ -198,6 +198,30 @@ def test_slots_are_the_same_memory() -> None:
         Slots(one.shape, one.name)
 
 
+KEPT = """
+import resource, sys, torch
+from attendless.serve.worker import keep_memory
+if sys.argv[1] == "keep":
+    keep_memory()
+def layers():
+    for _ in range(20):
+        given = [torch.ones(2**20 * size) for size in (1, 2, 3)]
+        del given
+layers()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+layers()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
+def test_a_worker_keeps_the_memory_its_next_batch_wants() -> None:
+    def faults(how: str) -> int:
+        return int(subprocess.run([sys.executable, "-c", KEPT, how], capture_output=True, check=True).stdout)
+
+    assert 20 * faults("keep") < faults("leave")
+
+
 def test_too_little_shared_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10))
     with pytest.raises(attendless.UserError, match="MB of shared memory are needed"):
