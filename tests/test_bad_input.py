@@ -35,6 +35,7 @@ SOUND = {
     "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
     "distill": (MODEL, "--data", "pictures", "--out", "run", "--attention", "foveal", "--epochs", "1", "--batch", "2"),
     "compare": (MODEL, "--data", "pictures", "--out", "contest", "--attention", "full", "--jobs", "1", "--batch", "2"),
+    "demo": ("--out", "demo", "--jobs", "1"),
     "check": ("full",),
     "list": (),
     "papers": (),
@@ -206,7 +207,7 @@ TABLE = [
     word("out somebody's file", "--force", ("convert", "tune"), "--out", "weights.safetensors"),
     word("out and json the same", "is also the file of", ("convert", "tune"), "--out", "a.safetensors", "--json",
          "a.safetensors"),
-    word("out a file", "notes.txt", LEARNING, "--out", "notes.txt"),
+    word("out a file", "notes.txt", (*LEARNING, "demo"), "--out", "notes.txt"),
     word("out under a file", "notes.txt", LEARNING, "--out", "notes.txt/run"),
     word("plot of unknown kind", ".png", ("bench", "tune"), "--plot", "curve.gif"),
     # plug-ins

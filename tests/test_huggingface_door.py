@@ -274,7 +274,8 @@ def test_gradient_checkpointing_knows_the_grid_or_refuses() -> None:
     square, wide = image(64, 64), image(32, 128)
     model.train()
     plain = gradient(model, square)
-    model.gradient_checkpointing_enable()
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable()
     assert furthest(plain, gradient(model, square)) < 1e-5
     with pytest.raises(UserError, match="4x16 or 8x8 may be its patches"):
         gradient(model, wide)
@@ -387,7 +388,7 @@ def test_sam_is_folded_by_patch(side: int) -> None:
 
 def test_patch_counts_what_is_left_and_says_why() -> None:
     model = MODELS["sam2"].make()
-    report = attendless.patch(model, "foveal:keep=0.1,order=0", size=128)
+    report = attendless.patch(model, "foveal:keep=0.1,order=0", size=128, below_breakeven="keep")
     kept = [layer.reason for layer in report.layers if layer.decision == "kept"]
     assert len(report.layers) == 7
     assert kept[0] == "it attends in windows of 4x4 already"

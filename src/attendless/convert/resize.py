@@ -19,9 +19,9 @@ def resize(model: Any, size: tuple[int, int]) -> None:
     """Make `model` expect images of `size` (height, width), in place."""
     if hasattr(model, "set_input_size"):
         check_patches(model.patch_embed, size)
-        before = getattr(model.patch_embed, "grid_size", None)
+        before, positions = getattr(model.patch_embed, "grid_size", None), getattr(model, "pos_embed", None)
         model.set_input_size(img_size=size, **_windows(model))
-        if isinstance(model, VisionTransformer) and before is not None:
+        if isinstance(model, VisionTransformer) and before is not None and model.pos_embed is positions:
             _resample_same_count(model, before)
     # A model without a size of its own takes any; what evaluates it learns the size here.
     model.pretrained_cfg = {**image_config(model), "input_size": (channels(model), *size)}
@@ -57,9 +57,9 @@ def _nearest(side: int, patch: int) -> tuple[int, int]:
 
 
 def _resample_same_count(model: Any, before: tuple[int, int]) -> None:
-    """timm resamples when the number of positions changes; from 14x14 to 7x28 they must be resampled all the same."""
+    """timm before 1.0.31 leaves positions alone whose number stays; from 14x14 to 7x28 they must be resampled too."""
     after = model.patch_embed.grid_size
-    if model.pos_embed is None or before == after or before[0] * before[1] != after[0] * after[1]:
+    if model.pos_embed is None or before == after:
         return
     prefix = 0 if model.no_embed_class else model.num_prefix_tokens
     moved = resample_abs_pos_embed(model.pos_embed, new_size=after, old_size=before, num_prefix_tokens=prefix)
