@@ -27,10 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     import shlex
+    from pathlib import Path
 
     from attendless.compare.demo import demo
     from attendless.stamp import cores
 
+    Path(args.out).mkdir(parents=True, exist_ok=True)  # or it is said before anything else
     print(f"about {MINUTES} minutes on two cores; here are {cores()}", file=sys.stderr, flush=True)
     found = demo(
         args.out,
