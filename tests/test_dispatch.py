@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -176,7 +178,7 @@ def test_it_never_changes_the_function(spec: str) -> None:
 
 @needs_kernels
 def test_break_even_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: {})
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: ({}, True))
     grid = Grid(16, 16, 1)
     layer = create("foveal:keep=0.1,tile=4", 192, 3, grid=grid).eval()
     know(foveal_native=(1e-3, 1e-9), full_sdpa=(0, 1e-10))
@@ -212,6 +214,7 @@ def test_a_line_through_points() -> None:
 def test_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_SIDES", (5, 6))
     monkeypatch.setattr(calibration, "_SECONDS", 0)
+    monkeypatch.setattr(calibration, "_waited", lambda: 0.0)  # whatever else runs here
     assert calibration.known(FLOAT) == {}
     found = dict(calibration.measured())
     assert {"full sdpa", "foveal torch", "block torch", "gather torch"} <= set(found)
@@ -238,6 +241,35 @@ def test_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "estimated" in choose(CASE).reason
 
 
+def test_what_was_measured_on_a_busy_machine_is_said_and_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "_SIDES", (5, 6))
+    monkeypatch.setattr(calibration, "_SECONDS", 0)
+    waits = itertools.count()
+    monkeypatch.setattr(calibration, "_waited", lambda: float(next(waits)))  # a second in every call
+    assert calibration.measured(), "this process has nothing better"
+    assert calibration.disturbed()
+    layer = create("foveal:keep=0.1,tile=4", 192, 3, grid=Grid(16, 16, 1)).eval()
+    assert "while it was busy" in breakeven(layer, Grid(16, 16, 1)).reason
+    assert not calibration._file(calibration._key()).exists()
+    calibration.forget()  # as the next process does
+    assert not calibration.disturbed()
+    assert calibration.known(FLOAT) == {}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how long a thread had no processor")
+def test_waiting_for_a_processor_is_seen() -> None:
+    """Two processes on one processor wait for each other."""
+    code = (
+        "import os, time; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+        "from attendless.sparse.calibration import _waited\n"
+        "child = os.fork(); start = time.perf_counter()\n"
+        "while time.perf_counter() - start < 0.5: pass\n"
+        "if child: os.waitpid(child, 0); print(_waited())"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(found.stdout) > 0.1
+
+
 def test_an_executor_that_was_edited_is_measured_anew(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     names = []
@@ -259,16 +291,16 @@ def test_an_executor_that_was_edited_is_measured_anew(tmp_path: Path) -> None:
 
 def test_one_that_refuses_whatever_it_is_tried_on_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: asked.append(len(executors)) or {})
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: (asked.append(len(executors)) or {}, True))
     calibration.measured(torch.float64)
     calibration.measured(torch.float64)
     assert len(asked) == 1
     monkeypatch.undo()
-    assert calibration._measure([], torch.float32) == {}
+    assert calibration._measure([], torch.float32) == ({}, True)
 
 
 def test_types_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: {"full sdpa": Line(1, 1)})
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: ({"full sdpa": Line(1, 1)}, True))
     monkeypatch.setattr(calibration, "survives", lambda dtype: dtype is torch.bfloat16)
     assert calibration.measured(torch.bfloat16) == {"full sdpa": Line(1, 1)}
     assert calibration.known(FLOAT) == {}
@@ -280,7 +312,7 @@ def test_types_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_damaged_file_is_made_again(monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
     every = {calibration.line_name(one): Line(1e-5, 1e-10) for one in registry.every_executor()}
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: every)
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: (every, True))
     calibration.measured()
     file = calibration._file(calibration._key())
     whole = file.read_text()
@@ -294,7 +326,7 @@ def test_a_damaged_file_is_made_again(monkeypatch: pytest.MonkeyPatch, damage: s
 def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: {"full sdpa": Line(1, 1)})
+    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: ({"full sdpa": Line(1, 1)}, True))
     assert calibration.measured() == {"full sdpa": Line(1, 1)}
     assert calibration.known(FLOAT) == {"full sdpa": Line(1, 1)}, "kept for this process"
 

@@ -38,6 +38,7 @@ from torch.nn import functional as F
 
 from .. import options
 from ..errors import UserError
+from ..sparse import fused
 from ..sparse.executor import Choice
 from ..sparse.full import attend as full
 from .contract import Attention
@@ -143,7 +144,7 @@ def full_windows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale:
     if mask is not None:
         mask = mask.expand(H, W, -1, -1).flatten(0, 1)[None]
     q, k, v = (t.flatten(1, 2) for t in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    out = fused.attend(q, k, v, mask, scale=scale, dropout=dropout)
     return out.unflatten(1, (H, W))
 
 

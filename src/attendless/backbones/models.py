@@ -171,6 +171,8 @@ def _bbvit(dim: int, depth: int, size: int, patch: int, head_dim: int = 64, **ch
 #: What BBViT's released code is, and what its ViT is.
 _BIGBIRD: dict[str, Any] = {"attention": "bigbird:form=1d", "out_proj": False}
 _ITS_VIT: dict[str, Any] = {"attention": "full", "qkv_bias": False}
+#: Drawing it takes a third of a small model's step on a CPU, and few epochs want none. A recipe may ask for it (`drop`).
+_NO_DROPOUT: dict[str, Any] = {"proj_drop_rate": 0.0, "pos_drop_rate": 0.0}
 
 
 #: For little data: a convolutional stem, and attention of channels with local patch interaction, which is linear in the
@@ -230,8 +232,8 @@ MODELS: dict[str, Model] = {
     "bbvit_vit_tiny": _bbvit(512, 3, 184, 8, **_ITS_VIT),
     "bbvit_vit_moderate": _bbvit(1024, 6, 368, 16, **_ITS_VIT),
     # At small scale, for studies on a CPU: 145 tokens, 29 blocks of 5; `bare` without output projection.
-    **{f"bbvit_w{dim}_patch6_72": _bbvit(dim, 3, 72, 6, 32) for dim in (64, 128, 256)},
-    "bbvit_w128_bare_patch6_72": _bbvit(128, 3, 72, 6, 32, out_proj=False),
+    **{f"bbvit_w{dim}_patch6_72": _bbvit(dim, 3, 72, 6, 32, **_NO_DROPOUT) for dim in (64, 128, 256)},
+    "bbvit_w128_bare_patch6_72": _bbvit(128, 3, 72, 6, 32, out_proj=False, **_NO_DROPOUT),
     "lavit_tiny": Model(Pyramid, _lavit(2, 2, 2, 2, vanilla=1)),
     "lavit_small": Model(Pyramid, _lavit(3, 4, 6, 3, vanilla=2)),
     "lavit_base": Model(Pyramid, _lavit(3, 4, 18, 3, vanilla=2)),

@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ..attention import Attention, Grid, Macs
+from ..sparse import calibration
 from ..sparse.dispatch import milliseconds
 from ..sparse.full import macs as full_macs
 
@@ -34,7 +35,8 @@ def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> 
     estimate = attention.estimate(grid) if current is None else None
     if estimate is not None:
         ours, full = (milliseconds(seconds) for seconds in estimate)
-        return Decision(estimate[0] < estimate[1], f"{ours} estimated on this machine, full attention {full}")
+        where = "this machine, while it was busy" if calibration.disturbed() else "this machine"
+        return Decision(estimate[0] < estimate[1], f"{ours} estimated on {where}, full attention {full}")
     then, now = attention.macs(grid), current or dense_macs(attention, grid)
     what = "full attention" if current is None else "the model's own"
     return Decision(then.total < now.total, f"{then.total / now.total:.2f}× the MACs of {what}")

@@ -60,9 +60,9 @@ register_study(
             Part("With and without an output projection", _PROJECTION),
             Part("The released code's switches, by queries", _GATES),
         ),
-        recipe="quick:epochs=12,size=72,crop_pct=0.9,precision=bf16,eval_every=12",
+        recipe="quick:epochs=8,warmup=1,size=72,crop_pct=0.9,precision=bf16,eval_every=8",
         side=80,
-        every=3,
+        every=4,
     )
 )
 
@@ -76,12 +76,14 @@ _ATTENTIONS = {
     "Swin": "window:size=4,bias=false",
     "XCA+LPI": "xca:plain,lpi",
 }
+_IN_A_COLUMN = ("SA", "XCA", "Swin", "XCA+LPI")
 
 
-def _compared(model: str, names: tuple[str, ...]) -> tuple[Entry, ...]:
+def _compared(model: str, patches: tuple[int, int], names: tuple[str, ...], window: int = 4) -> tuple[Entry, ...]:
+    attentions = _ATTENTIONS | {"Swin": f"window:size={window},bias=false"}
     return tuple(
-        Entry(f"{name}-{patch}", model, _ATTENTIONS[name], "" if name == "SA" else f"SA-{patch}", patch)
-        for patch in (4, 8)
+        Entry(f"{name}-{patch}", model, attentions[name], "" if name == "SA" else f"SA-{patch}", patch)
+        for patch in patches
         for name in names
     )
 
@@ -91,12 +93,12 @@ register_study(
         "fair-comparison",
         "fair-comparison",
         (
-            Part("Pyramid, patches of 4 and 8", _compared("pyramid_fair_micro_64", tuple(_ATTENTIONS))),
-            Part("Column, patches of 4 and 8", _compared("columnar_fair_micro_64", ("SA", "XCA", "Swin", "XCA+LPI"))),
+            Part("Pyramid, patches of 4 and 8", _compared("pyramid_fair_micro_64", (4, 8), tuple(_ATTENTIONS))),
+            Part("Column, patches of 8 and 16", _compared("columnar_fair_micro_64", (8, 16), _IN_A_COLUMN, window=2)),
         ),
-        recipe="quick:epochs=12,size=64,crop_pct=0.9,precision=bf16,eval_every=12",
+        recipe="quick:epochs=8,warmup=1,size=64,crop_pct=0.9,precision=bf16,eval_every=8",
         side=72,
-        every=3,
+        every=4,
         timed=True,
     )
 )

@@ -17,8 +17,8 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
+from . import fused
 from .ops import block_arrays
 from .patterns import Pattern
 
@@ -150,7 +150,7 @@ def few_at_a_time(
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
     """q, k [B, H, N, D] and v [B, H, N, ·] → [B, H, N, ·]: each query attends to the keys its pattern shows it."""
     if len(plan.everything) == q.shape[2]:
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale)
+        return fused.attend(q, k, v, scale=scale, dropout=dropout)
     at_once = _GATHERED
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         # The gradient of a gather is as large as all there was to gather from: no more of them than pay.
@@ -167,7 +167,7 @@ def _gather_and_attend(
 
     def attend(q: Tensor, k: Tensor, v: Tensor, real: Tensor | None = None) -> Tensor:
         mask = None if real is None else real[None, :, None, :]
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+        out = fused.attend(q, k, v, mask, scale=scale, dropout=dropout)
         return out.flatten(1, 2)
 
     def take(x: Tensor, index: Tensor) -> Tensor:

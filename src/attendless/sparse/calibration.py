@@ -4,7 +4,8 @@ A few sizes of each operation take turns for a few seconds, the quickest of each
 them. That is done once for a machine, a number of threads, a version of PyTorch and a type of number, and kept as a
 small JSON file in the user's cache folder (`$XDG_CACHE_HOME/attendless`). An executor that came later is measured when
 it is first asked about. A file that is damaged is made again; a folder that cannot be written to costs no more than
-measuring again in the next process.
+measuring again in the next process. What was measured while other programs held the processors serves this process,
+which says so, and is not kept.
 
 The lines are for estimates: which of two is quicker, and about how long. `bench` measures.
 """
@@ -39,6 +40,8 @@ _SIDES = (5, 14, 24, 32)
 _TURNS, _SECONDS = 5, 3.0
 #: A call that takes longer than this, in seconds, is timed twice: beside it, what disturbs is small.
 _SLOW = 0.02
+#: A call that waited for a processor for more than this share of its time was disturbed.
+_WAITED = 0.1
 
 
 class Line(NamedTuple):
@@ -57,6 +60,8 @@ _UNSAVED = "unsaved-"
 #: The lines of each machine and number of threads, by type and by name. They only ever grow.
 _known: dict[str, dict[str, dict[str, Line]]] = {}
 _tried: set[tuple[str, torch.dtype, str]] = set()
+#: The machines and numbers of threads whose lines were disturbed.
+_disturbed: set[str] = set()
 _edition = 0
 
 
@@ -85,10 +90,19 @@ def measured(dtype: torch.dtype = torch.float32) -> Lines:
     missing = {what: one for what, one in every.items() if what not in _tried and not _has(one, dtype)}
     _tried.update(missing)  # one that refuses all there is to try has no cost, however often it is asked
     if missing and (dtype is torch.float32 or survives(dtype)):
-        learn(dtype, _measure(list(missing.values()), dtype))
+        lines, calm = _measure(list(missing.values()), dtype)
+        learn(dtype, lines)
+        if not calm:
+            _disturbed.add(_key())
         with contextlib.suppress(OSError):
-            _write(_file(_key()), _lines())
+            if not disturbed():
+                _write(_file(_key()), _lines())
     return known(dtype)
+
+
+def disturbed() -> bool:
+    """Whether what is known for the present number of threads was measured while other programs held the processors."""
+    return _key() in _disturbed
 
 
 def learn(dtype: torch.dtype, lines: Lines) -> None:
@@ -103,6 +117,7 @@ def forget() -> None:
     global _edition
     _known.clear()
     _tried.clear()
+    _disturbed.clear()
     _edition += 1
 
 
@@ -147,15 +162,16 @@ def _type(dtype: torch.dtype) -> str:
 # Measuring -----------------------------------------------------------------------------------------------------------
 
 
-def _measure(executors: Sequence[Executor], dtype: torch.dtype) -> dict[str, Line]:
+def _measure(executors: Sequence[Executor], dtype: torch.dtype) -> tuple[dict[str, Line], bool]:
+    """The lines, and whether no other program held the processors at every attempt to measure one of them."""
     found: list[tuple[str, Probe]] = []
     for side in _SIDES:
         for executor in executors:
             probes = executor.probe(samples(executor.op, side, dtype))
             found += [(line_name(executor, probe.line), probe) for probe in probes]
     if not found:
-        return {}
-    best = [math.inf] * len(found)
+        return {}, True
+    best, waits = [math.inf] * len(found), [0.0] * len(found)
     with torch.inference_mode():
         start, turn = time.perf_counter(), 0
         while turn < _TURNS or time.perf_counter() - start < _SECONDS:
@@ -164,18 +180,30 @@ def _measure(executors: Sequence[Executor], dtype: torch.dtype) -> dict[str, Lin
                     continue
                 if turn == 0 or best[i] <= _SLOW:
                     probe.call()  # to warm up, and because whoever came before has the caches
-                best[i] = min(best[i], _time(probe))
+                best[i], waits[i] = min((best[i], waits[i]), _time(probe))
             turn += 1
     points: dict[str, list[tuple[float, float]]] = {}
     for (name, probe), elapsed in zip(found, best, strict=True):
         points.setdefault(name, []).append((probe.macs, elapsed))
-    return {name: fit(line) for name, line in points.items()}
+    calm = all(wait <= _WAITED * elapsed for wait, elapsed in zip(waits, best, strict=True))
+    return {name: fit(line) for name, line in points.items()}, calm
 
 
-def _time(probe: Probe) -> float:
-    began = time.perf_counter()
+def _time(probe: Probe) -> tuple[float, float]:
+    """Seconds of a call, and of them those that its threads waited for a processor."""
+    waited, began = _waited(), time.perf_counter()
     probe.call()
-    return time.perf_counter() - began
+    elapsed = time.perf_counter() - began
+    return elapsed, _waited() - waited
+
+
+def _waited() -> float:
+    """Seconds that the threads of this process were ready and had no processor; 0 where only Linux could tell."""
+    total = 0
+    for task in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            total += int(task.read_text().split()[1])
+    return 1e-9 * total
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:

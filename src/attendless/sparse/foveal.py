@@ -37,6 +37,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
+from . import fused
 
 Auto = Literal["auto"]
 
@@ -284,15 +285,13 @@ def attend(
     all_values = torch.cat(values, dim=2)
     if slopes:
         all_values = marked(all_values, layout)
-    patches = F.scaled_dot_product_attention(
-        q[:, :, P:], torch.cat(keys, dim=2), all_values, attn_mask=mask, scale=scale, dropout_p=dropout
-    )
+    patches = fused.attend(q[:, :, P:], torch.cat(keys, dim=2), all_values, mask, scale=scale, dropout=dropout)
     if slopes:
         patches = turned(patches, q[:, :, P:], slopes, scale=scale)
     if not P:
         return patches
     bias_BK = None if key_bias is None else token_bias[:, None, None]
-    prefix = F.scaled_dot_product_attention(q[:, :, :P], k, v, attn_mask=bias_BK, scale=scale, dropout_p=dropout)
+    prefix = fused.attend(q[:, :, :P], k, v, bias_BK, scale=scale, dropout=dropout)
     return torch.cat([prefix, patches], dim=2)
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 
 from torch import Tensor
-from torch.nn import functional as F
+
+from . import fused
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +24,8 @@ class Whole:
 def attend(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """By PyTorch's fused kernel."""
     mask = None if key_bias is None else key_bias[:, None, None, :].to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
+    return fused.attend(q, k, v, mask, scale=scale, dropout=dropout)
 
 
 def macs(tokens: int, dim: int) -> int:
