@@ -171,7 +171,7 @@ def _bbvit(dim: int, depth: int, size: int, patch: int, head_dim: int = 64, **ch
 #: What BBViT's released code is, and what its ViT is.
 _BIGBIRD: dict[str, Any] = {"attention": "bigbird:form=1d", "out_proj": False}
 _ITS_VIT: dict[str, Any] = {"attention": "full", "qkv_bias": False}
-#: Drawing it takes a third of a small model's step on a CPU, and few epochs want none. A recipe may ask for it (`drop`).
+#: Drawing it takes a third of a small model's step on a CPU, and few epochs want none. Recipes may ask for it (`drop`).
 _NO_DROPOUT: dict[str, Any] = {"proj_drop_rate": 0.0, "pos_drop_rate": 0.0}
 
 
@@ -245,6 +245,7 @@ MODELS: dict[str, Model] = {
     "pyramid_fair_micro_64": Model(Pyramid, {**_fair(4, (32, 64, 128), (1, 1, 2), (1, 2, 4)), "img_size": 64}),
     "columnar_fair_micro_64": Model(Pyramid, {**_fair(8, (96,), (4,), (3,)), "img_size": 64}),
     "pyramid_stem_tiny": Model(Pyramid, _STEM),
+    "pyramid_patch_tiny": Model(Pyramid, {**_STEM, "embedding": "patch"}),
     "pyramid_pvt_tiny": Model(Pyramid, _pvt_v1(2, 2, 2, 2)),
     "pyramid_pvt_small": Model(Pyramid, _pvt_v1(3, 4, 6, 3)),
     "pyramid_pvt_medium": Model(Pyramid, _pvt_v1(3, 4, 18, 3)),

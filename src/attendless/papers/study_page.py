@@ -72,12 +72,35 @@ def page(results: Mapping[str, Any]) -> str:
         "",
     ]
     if done:
+        lines += ["## In short", *(_in_short(part, rows) for part in _parts(rows)), ""]
         lines += [f"![top-1 of every row](results/{name}.png)", ""]
-    for part in dict.fromkeys(row["part"] for row in rows):
+    for part in _parts(rows):
         mine = [row for row in rows if row["part"] == part]
-        lines += [f"## {part}", _table(mine), "", _verdict(mine), ""]
+        lines += [f"## {part}", rows_table(mine), "", _verdict(mine), ""]
     lines.append(f"Made from `docs/results/{name}.json`. {stamp_line(results['stamp'])}")
     return "\n".join(lines) + "\n"
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(row["part"] for row in rows))
+
+
+def _in_short(part: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """What a part says: which rows are better or worse, and how far apart all of them lie."""
+    mine = [row for row in rows if row["part"] == part]
+    found = {row["row"]: summarise(row, mine) for row in mine if row["against"]}
+    known = {name: one for name, one in found.items() if one.difference is not None}
+    if not known:
+        return f"- **{part}**: nothing yet."
+    told = []
+    for verdict in ("better", "worse"):
+        names = [f"{name} {_difference(one)}" for name, one in known.items() if one.verdict == verdict]
+        told += [f"{verdict}: {'; '.join(names)}"] if names else []
+    low, high = (
+        f"{extreme(one.difference or 0 for one in known.values()):+.1f}".replace("-", "−") for extreme in (min, max)
+    )
+    found_text = ". ".join(told) if told else "no row can be told from what it is compared with"
+    return f"- **{part}**: {found_text}. Differences from {low} to {high} points."
 
 
 def _progress(results: Mapping[str, Any]) -> tuple[int, int]:
@@ -86,7 +109,8 @@ def _progress(results: Mapping[str, Any]) -> tuple[int, int]:
     return sum(len(row["runs"]) for row in rows.values()), len(rows) * len(results["seeds"])
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """One part's rows, each beside the row it is compared with."""
     timed = any("latency_ms" in row for row in rows)
     columns = ["row", "attention", "parameters", "runs", "top-1", "against", "difference", "verdict"]
     columns += ["ms", "MACs"] if timed else []

@@ -1,6 +1,6 @@
 """PyTorch's fused attention, and products in its place where it is slow to learn from.
 
-On a CPU the fused kernel's way back in half precision takes two to six times as long as products whose weights are kept
+On a CPU the fused kernel's way back in half precision takes up to five times as long as products whose weights are kept
 (docs/results/training.md). There the weights are kept, as long as they are not too many.
 
 Shapes: q [·, N, D] · k, v [·, M, ·] · mask [·, N, M], added to the scores, or bool: which of them count.

@@ -1,0 +1,59 @@
+"""Where do the points of `--recipe imagenette` come from? A short training of it, and one without each of its parts.
+
+    python benchmarks/imagenette.py IMAGENETTE --out DIR [--minutes M] [--json F]
+
+Half of the pictures, 64 px, eight epochs: a part that takes long to pay is worth more in a whole training than here.
+Killed and started again, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+from attendless.papers.study import Entry, Part, Study, carry_out, gather, write
+from attendless.papers.study_page import rows_table
+from attendless.stamp import stamp_line
+
+MODEL, WHOLE = "pyramid_stem_tiny", "all of it"
+STUDY = Study(
+    "imagenette",
+    "imagenette",
+    (
+        Part(
+            "What each part is worth",
+            (
+                Entry(WHOLE, MODEL, "xca:lpi"),
+                Entry("patches cut at once, no stem", "pyramid_patch_tiny", "xca:lpi", WHOLE),
+                Entry("full attention", MODEL, "full", WHOLE),
+                Entry("no local patch interaction", MODEL, "xca", WHOLE),
+                Entry("crops and mirroring alone", MODEL, "xca:lpi", WHOLE, changes="mixup=0,erase=0,smoothing=0"),
+                Entry("no averaged weights", MODEL, "xca:lpi", WHOLE, changes="ema=0"),
+                Entry("no stochastic depth", MODEL, "xca:lpi", WHOLE, changes="drop_path=0"),
+            ),
+        ),
+    ),
+    recipe="imagenette:epochs=8,warmup=1,size=64,ema=0.98,eval_every=8",
+    side=80,
+    every=2,
+    seeds=(0, 1, 2),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", help="Imagenette's folder")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    carry_out(STUDY, args.data, args.out, minutes=args.minutes, say=lambda text: print(text, flush=True))
+    found = gather(STUDY, args.out)
+    if args.json:
+        write(found, args.json)
+    print(f"\n{rows_table(found['rows'])}\n\n{stamp_line(found['stamp'])}")
+
+
+if __name__ == "__main__":
+    main()
