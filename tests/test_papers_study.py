@@ -14,6 +14,7 @@ from attendless import UserError
 from attendless.papers import study as studying
 from attendless.papers import study_page
 from attendless.papers.study import Entry, Part, Study, carry_out, gather, summarise
+from attendless.train.process import only_run
 from attendless_cli.main import main
 
 MODEL = "columnar_micro_patch4_32"
@@ -71,6 +72,19 @@ def test_what_is_done_is_not_done_again(done: tuple[Path, list[str]], pictures: 
     more: list[str] = []
     carry_out(TINY, str(pictures), out, say=more.append)
     assert more == ["bbvit: 0 of 6 runs to do"]
+
+
+def test_what_another_process_is_at_is_left_to_it(pictures: Path, tmp_path: Path) -> None:
+    entry = TINY.parts[0].entries[0]
+    claim = tmp_path / "claims" / TINY.contestant(entry, tmp_path).folder / "seed-0"
+    said: list[str] = []
+    with only_run(claim):
+        carry_out(TINY, str(pictures), tmp_path, say=said.append)
+    ended = [line.partition(" (")[0] for line in said if "after" in line]
+    assert ended == ["2/6 windows", "3/6 ViT", "4/6 windows", "5/6 axial", "6/6 axial"]
+    assert said[-1] == "the other runs are under way in another process"
+    carry_out(TINY, str(pictures), tmp_path, say=said.append)
+    assert [line for line in said if "after" in line][-1].startswith("1/1 ViT")
 
 
 def test_pictures_are_few_and_small(done: tuple[Path, list[str]]) -> None:

@@ -27,7 +27,7 @@ from ..data.source import BadImage
 from ..errors import UserError, unknown
 from ..stamp import stamp
 from ..storage import atomic
-from ..train.process import only_run
+from ..train.process import Held, only_run
 from ..train.training import settle
 
 #: Student's t at 95 %, by the number of differences less one.
@@ -106,26 +106,38 @@ def studies() -> dict[str, Study]:
 def carry_out(
     study: Study, data: str, out: Path, *, minutes: float = math.inf, say: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Do what is missing in `out`; a run that began is ended, but none begins after so many minutes."""
+    """Do what is missing in `out`; a run that began is ended, but none begins after so many minutes.
+
+    The same command given again meanwhile takes on runs that nobody is at: as many as there are cores share the work.
+    """
     began = time.monotonic()
-    with only_run(out):
+    with only_run(out / "pictures"):
         small_pictures(study, data, out / "pictures", say)
-        # A model that stands in several parts is trained once, where it comes first.
-        every: dict[Path, tuple[Part, Entry, int]] = {}
-        for part, entry, seed in study.runs():
-            every.setdefault(_folder(study, out, entry, seed), (part, entry, seed))
-        todo = [(folder, *one) for folder, one in every.items() if finished(folder) is None]
-        say(f"{study.name}: {len(todo)} of {len(every)} runs to do")
-        for number, (folder, part, entry, seed) in enumerate(todo, start=1):
-            if time.monotonic() - began > 60 * minutes:
-                say("time is up; the same command goes on")
-                return
-            outcome = run(Job(study.contestant(entry, out), seed, str(folder)))
-            if outcome.result is None:
-                raise UserError(f"{part.title}, {entry.row}, seed {seed}: {outcome.reason}. The same command goes on")
-            told = f"{outcome.result['top1']:.2f} % after {outcome.result['seconds']:.0f} s"
-            say(f"{number}/{len(todo)} {entry.row} ({entry.model}), seed {seed}: {told}")
-        if study.timed:
+    # A model that stands in several parts is trained once, where it comes first.
+    every: dict[Path, tuple[Part, Entry, int]] = {}
+    for part, entry, seed in study.runs():
+        every.setdefault(_folder(study, out, entry, seed), (part, entry, seed))
+    todo = [(folder, *one) for folder, one in every.items() if finished(folder) is None]
+    say(f"{study.name}: {len(todo)} of {len(every)} runs to do")
+    for number, (folder, part, entry, seed) in enumerate(todo, start=1):
+        if time.monotonic() - began > 60 * minutes:
+            say("time is up; the same command goes on")
+            return
+        try:
+            with only_run(out / "claims" / folder.relative_to(out)):
+                if finished(folder) is not None:
+                    continue
+                outcome = run(Job(study.contestant(entry, out), seed, str(folder)))
+        except Held:
+            continue
+        if outcome.result is None:
+            raise UserError(f"{part.title}, {entry.row}, seed {seed}: {outcome.reason}. The same command goes on")
+        told = f"{outcome.result['top1']:.2f} % after {outcome.result['seconds']:.0f} s"
+        say(f"{number}/{len(todo)} {entry.row} ({entry.model}), seed {seed}: {told}")
+    if any(finished(folder) is None for folder in every):
+        say("the other runs are under way in another process")
+    elif study.timed:
+        with only_run(out):
             _race(study, out, say)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError
+from ..show.figures import new_figure, save_figure
 from ..stamp import stamp_line
-from ..storage import atomic
 from .page import markdown_table
 from .study import Summary, summarise
 
@@ -155,12 +154,8 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def draw(results: Mapping[str, Any], path: str | Path) -> None:
     """Every row's top-1: its runs as dots, their mean as a line."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UserError("drawing needs matplotlib: pip install attendless[viz]") from None
     rows = results["rows"]
-    figure = Figure(figsize=(7, 0.9 + 0.24 * len(rows)), layout="constrained")
+    figure = new_figure(7, 0.9 + 0.24 * len(rows))
     axes = figure.subplots()
     for place, row in enumerate(rows):
         values = [run["top1"] for run in row["runs"]]
@@ -176,6 +171,4 @@ def draw(results: Mapping[str, Any], path: str | Path) -> None:
     axes.set_xlabel("top-1, %")
     done, planned = _progress(results)
     axes.set_title(f"{results['study']}: {done} of {planned} runs", fontsize=9)
-    suffix = Path(path).suffix.removeprefix(".") or "png"
-    with atomic(Path(path)) as temporary:
-        figure.savefig(temporary, format=suffix, dpi=120)
+    save_figure(figure, path)

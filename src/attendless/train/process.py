@@ -81,16 +81,18 @@ def ignore_interrupts(_: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+class Held(UserError):
+    """Another run holds a folder."""
+
+
 @contextlib.contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the folder for this run; a second run in it is refused. The system frees it if the run is killed."""
+    """Hold the folder for this run; a second run in it is refused (`Held`). The system frees it if the run is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "a") as handle:
         if fcntl is not None:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise UserError(
-                    f"another run is writing to {str(folder)!r}: wait for it, or give another --out"
-                ) from None
+                raise Held(f"another run is writing to {str(folder)!r}: wait for it, or give another --out") from None
         yield
