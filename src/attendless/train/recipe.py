@@ -117,8 +117,7 @@ def imagenette() -> Recipe:
     """Ten thousand pictures, ten classes, one core of a CPU, no pretraining: bf16, averaged weights, soft labels.
 
     attendless train pyramid_stem_tiny --recipe imagenette --data IMAGENETTE --cache DIR --out runs/imagenette
-    Expected: 67.7 top-1 after 4 of its 32 epochs; not trained to its end yet (docs/results/training.md). Time: by that
-    of a step, about 45 minutes of a core with bf16 instructions to itself.
+    Expected: 82.5 top-1, 1.9 M parameters (docs/results/training.md). Time: 44 minutes of a core with bf16 instructions.
     """
     return Recipe(
         epochs=32, batch=64, size=(96,), lr=1.5e-3, warmup=2, min_lr=1e-5, clip=1.0, ema=0.998, drop_path=0.05,
