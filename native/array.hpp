@@ -43,6 +43,7 @@ using Heads = Array<float, 4, Lies::anyhow>;   // [B, H, N, channels]
 using Tokens = Array<float, 3, Lies::anyhow>;  // [B, N, channels]
 using Lse = Array<float, 3>;                   // [B, H, N]
 using Bias = Array<float, 2>;                  // [B, N]
+using Tables = Array<float, 3>;                // [1 or B, rows, columns]: one for all images, or one for each
 using Places = Array<int32_t, 2>;              // [B, patches]
 using Chosen = Array<int32_t, 4>;              // [B, H, tiles, budget]
 using Counts = Array<int32_t, 3>;              // [B, H, N]

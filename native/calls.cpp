@@ -162,7 +162,13 @@ void gather_backward(const Heads& q, const Heads& k, const Heads& v, const std::
 
 namespace {
 
-Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Bias& basis, int64_t budget,
+Sparsifiner::Table table_of(const Tables& given, const Problem& problem, int rows, int columns, const char* wrong) {
+  const bool each = int64_t(given.shape(0)) == problem.batch;
+  require((each || given.shape(0) == 1) && is(given, {int(given.shape(0)), rows, columns}), wrong);
+  return {given.data(), each ? int64_t(rows) * columns : 0};
+}
+
+Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Tables& basis, int64_t budget,
                            int64_t prefix, float tau, int64_t top) {
   require(budget >= 1 && budget <= problem.tokens && prefix >= 0 && top >= 0,
           "budget must be from 1 to the number of tokens, and neither prefix nor top below 0");
@@ -173,9 +179,9 @@ Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, co
   args.tau = tau;
   args.top = int(std::min<int64_t>(top, kLargest));
   args.coefficients = view(coefficients, "coefficients", problem);
-  args.basis = basis.data();
-  require(is(basis, {args.coefficients.width, problem.tokens}),
-          "the basis must have a row for each coefficient and a column for each token");
+  args.basis = table_of(basis, problem, args.coefficients.width, problem.tokens,
+                        "the basis must have a row for each coefficient and a column for each token, once for all "
+                        "images or for each");
   return args;
 }
 
@@ -186,7 +192,7 @@ void run_sparsifiner(const Sparsifiner& args) {
 
 }  // namespace
 
-void sparsifiner_select(const Heads& coefficients, const Bias& basis, int64_t budget, int64_t prefix, float tau,
+void sparsifiner_select(const Heads& coefficients, const Tables& basis, int64_t budget, int64_t prefix, float tau,
                         int64_t top, int threads, const Chosen& indices, const Counts& counts) {
   const Problem problem = problem_of(coefficients, "coefficients", threads);
   Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
@@ -199,8 +205,8 @@ void sparsifiner_select(const Heads& coefficients, const Bias& basis, int64_t bu
 }
 
 void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                 const Heads& coefficients, const Bias& basis, const std::optional<Heads>& tail_scores,
-                 const std::optional<Heads>& tail_values, const std::optional<Bias>& share, int64_t budget,
+                 const Heads& coefficients, const Tables& basis, const std::optional<Heads>& tail_scores,
+                 const std::optional<Heads>& tail_values, const std::optional<Tables>& share, int64_t budget,
                  int64_t prefix, float tau, int64_t top, float scale, int threads, const Heads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
@@ -211,8 +217,8 @@ void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::opti
     const int ranks = args.coefficients.width;
     args.tail_scores = view(*tail_scores, "tail_scores", problem, ranks);
     args.tail_values = view(*tail_values, "tail_values", problem, ranks, problem.v.width);
-    require(is(*share, {problem.tokens, ranks}), "share must be [tokens, ranks]");
-    args.share = share->data();
+    args.share = table_of(*share, problem, problem.tokens, ranks,
+                          "share must be [tokens, ranks], once for all images or for each");
   }
   run_sparsifiner(args);
 }

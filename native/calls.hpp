@@ -35,11 +35,11 @@ void gather_backward(const Heads& q, const Heads& k, const Heads& v, const std::
                      const Chosen& indices, const std::optional<Counts>& counts, float scale, int threads,
                      const Heads& out, const Lse& lse, const Heads& out_grad, const Heads& q_grad,
                      const Heads& k_grad, const Heads& v_grad, const std::optional<Lse>& bias_grad);
-void sparsifiner_select(const Heads& coefficients, const Bias& basis, int64_t budget, int64_t prefix, float tau,
+void sparsifiner_select(const Heads& coefficients, const Tables& basis, int64_t budget, int64_t prefix, float tau,
                         int64_t top, int threads, const Chosen& indices, const Counts& counts);
 void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                 const Heads& coefficients, const Bias& basis, const std::optional<Heads>& tail_scores,
-                 const std::optional<Heads>& tail_values, const std::optional<Bias>& share, int64_t budget,
+                 const Heads& coefficients, const Tables& basis, const std::optional<Heads>& tail_scores,
+                 const std::optional<Heads>& tail_values, const std::optional<Tables>& share, int64_t budget,
                  int64_t prefix, float tau, int64_t top, float scale, int threads, const Heads& out, const Lse& lse);
 void merge(const Tokens& x, const Heads& keys, const std::optional<Bias>& importance,
            const std::optional<Bias>& sizes, const std::optional<Longs>& cells, const std::optional<Longs>& owners,

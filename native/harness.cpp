@@ -209,7 +209,8 @@ void try_sparsifiner(Random& random) {
   const Problem& p = t.problem;
   const int ranks = random.from(1, 20), budget = random.from(1, p.tokens), prefix = random.from(0, 3);
   const size_t rows = t.lse.size();
-  Values coefficients = random.values(rows * ranks), basis = random.values(size_t(ranks) * p.tokens);
+  const size_t table = size_t(ranks) * p.tokens, each = random.from(0, 1) ? table : 0;  // a basis for each image
+  Values coefficients = random.values(rows * ranks), basis = random.values(each ? table * p.batch : table);
   for (Values* x : {&coefficients, &basis}) {
     for (float& number : *x) number = number < 0.f ? 0.f : std::round(4.f * number) / 4.f;  // sums are exact; ties
   }
@@ -219,7 +220,7 @@ void try_sparsifiner(Random& random) {
   args.budget = budget;
   args.prefix = std::min(prefix, p.tokens);
   args.coefficients = view(coefficients, p, p.tokens, ranks);
-  args.basis = basis.data();
+  args.basis = {basis.data(), int64_t(each)};
   kernels().sparsifiner(args);
   args.indices = indices.data();
   args.counts = counts.data();
@@ -227,9 +228,10 @@ void try_sparsifiner(Random& random) {
   Lists lists(rows);
   for (size_t row = 0; row < rows; ++row) {
     std::vector<std::pair<double, int>> best;
+    const float* const mine = basis.data() + row / (size_t(p.heads) * p.tokens) * each;
     for (int key = 0; key < p.tokens; ++key) {
       double sum = 0.;
-      for (int r = 0; r < ranks; ++r) sum += double(coefficients[row * ranks + r]) * basis[size_t(r) * p.tokens + key];
+      for (int r = 0; r < ranks; ++r) sum += double(coefficients[row * ranks + r]) * mine[size_t(r) * p.tokens + key];
       if (sum > 0.) best.push_back({-sum, key});
     }
     std::sort(best.begin(), best.end());

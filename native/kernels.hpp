@@ -67,16 +67,22 @@ struct Gather {
 
 // Lists each query finds by itself: connectivity is coefficients × basis, and the largest are kept.
 struct Sparsifiner {
+  // A table of numbers: the same for all images, or another for each, which begins `image` numbers after the last one.
+  struct Table {
+    const float* data;
+    int64_t image;
+    const float* of(int index) const { return data + index * image; }
+  };
   Problem problem;
   int budget, prefix;
-  float tau;           // coefficients up to this count as 0
-  int top;             // and those smaller than so many others; 0: any number counts
-  View coefficients;   // [batch, heads, tokens, ranks]
-  const float* basis;  // [ranks, tokens]: how much each rank connects to each token
+  float tau;          // coefficients up to this count as 0
+  int top;            // and those smaller than so many others; 0: any number counts
+  View coefficients;  // [batch, heads, tokens, ranks]
+  Table basis;        // [ranks, tokens]: how much each rank connects to each token
   View tail_scores, tail_values;  // [batch, heads, tokens, ranks] and [batch, heads, ranks, channels]
-  const float* share;  // [tokens, ranks]: each key's part in each rank's tail; null: there is no tail
-  int32_t* indices;    // [batch, heads, tokens, budget], to choose only; null: to attend
-  int32_t* counts;     // [batch, heads, tokens]
+  Table share;        // [tokens, ranks]: each key's part in each rank's tail; null: there is no tail
+  int32_t* indices;   // [batch, heads, tokens, budget], to choose only; null: to attend
+  int32_t* counts;    // [batch, heads, tokens]
 };
 
 // A [batch, tokens, channels] tensor of any strides (in floats) but the last, which is 1.

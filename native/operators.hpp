@@ -102,8 +102,8 @@ struct SparsifinerAttention : Attention {
 
   void run(Call& call) const {
     const Heads q = call.heads("q"), k = call.heads("k"), v = call.heads("v");
-    sparsifiner(q, k, v, call.maybe<Bias>("key_bias"), call.get<Heads>("coefficients"), call.get<Bias>("basis"),
-                call.maybe<Heads>("tail_scores"), call.maybe<Heads>("tail_values"), call.maybe<Bias>("share"), budget,
+    sparsifiner(q, k, v, call.maybe<Bias>("key_bias"), call.get<Heads>("coefficients"), call.get<Tables>("basis"),
+                call.maybe<Heads>("tail_scores"), call.maybe<Heads>("tail_values"), call.maybe<Tables>("share"), budget,
                 prefix, tau, top, scale, call.threads, call.attended(q, v), Unread(q).lse());
   }
 };

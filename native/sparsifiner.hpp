@@ -22,7 +22,8 @@ struct SparsifinerHead {
   const Sparsifiner& args;
   const Head head;
   const int tokens, ranks, prefix, length;
-  KvTable rows;  // the tokens, then the pooled values of the tail
+  const float* share;  // of this image
+  KvTable rows;        // the tokens, then the pooled values of the tail
   float *basis, *total;
 
   static int64_t table_rows(const Sparsifiner& s) { return s.problem.tokens + s.coefficients.width; }
@@ -69,18 +70,20 @@ struct SparsifinerHead {
         ranks(s.coefficients.width),
         prefix(least(s.prefix, s.problem.tokens)),
         length(padded(tokens)),
+        share(s.share.data ? s.share.of(image) : nullptr),
         rows(memory, table_rows(s), s.problem.q.width, s.problem.v.width),
         basis(memory.floats(int64_t(length) * ranks)),
         total(memory.floats(ranks)) {}
 
   void prepare() const {
-    for (int64_t r = 0; r < ranks; ++r) C::copy_padded(basis + r * length, args.basis + r * tokens, tokens);
+    const float* const given = args.basis.of(head.image);
+    for (int64_t r = 0; r < ranks; ++r) C::copy_padded(basis + r * length, given + r * tokens, tokens);
     if (!attends()) return;
     for (int i = 0; i < tokens; ++i) pack_token<W>(head, rows, i, i);
-    for (int r = 0; r < ranks && args.share; ++r) {
+    for (int r = 0; r < ranks && share; ++r) {
       C::copy_padded(rows.value(tokens + r), head.row(args.tail_values, r), rows.value_width);
       double sum = 0.;
-      for (int i = 0; i < tokens; ++i) sum += args.share[int64_t(i) * ranks + r];
+      for (int i = 0; i < tokens; ++i) sum += share[int64_t(i) * ranks + r];
       total[r] = float(sum);
     }
   }
@@ -155,7 +158,7 @@ struct SparsifinerHead {
     });
     for (int i = 0; i < count; ++i) {
       Visitor& query = queries[i];
-      if (args.share) query.seen.count += add_tail(first + i, query, query.seen.count, local.mass);
+      if (share) query.seen.count += add_tail(first + i, query, query.seen.count, local.mass);
       query.weighed = L::weigh(query.p, query.seen.count);
     }
     by_ranges(queries, count, [&](const Query& query, const List& part, const float* p) {
@@ -188,7 +191,7 @@ struct SparsifinerHead {
   INLINE int add_tail(int query, const Query& memory, int chosen, float* mass) const {
     int32_t* const list = memory.list;
     const float* const score = head.row(args.tail_scores, query);
-    C::sum(mass, chosen, ranks, [&](int i) { return args.share + int64_t(list[i]) * ranks; },
+    C::sum(mass, chosen, ranks, [&](int i) { return share + int64_t(list[i]) * ranks; },
            [](int) { return 1.f; });
     int n = chosen;
     for (int r = 0; r < ranks; ++r) {

@@ -363,7 +363,27 @@ def test_reduced_grids_against_the_equations(kind: str, options: str) -> None:
                 scores = [q[b, h, i] @ k[b, h, j] * 8**-0.5 + bias[j] for j in keys]
                 expected = torch.softmax(torch.stack(scores), 0) @ v[b, h, keys]
                 torch.testing.assert_close(out[b, h, i], expected)
-    assert module.choice(grid).executor == "torch"
+
+
+@pytest.mark.parametrize("kind", ["merged", "fused", "dropped"])
+@pytest.mark.parametrize("options", ["keep=0.3", "keep=0.3,rest=pooled"])
+def test_on_reduced_grids_every_executor_computes_the_same(kind: str, options: str) -> None:
+    """Where all may be compared: what is computed, and what is learned from it."""
+    module, grid = layer(options), reduced(kind)
+    grid = dataclasses.replace(grid, sizes=None if grid.sizes is None else grid.sizes.float())
+    x, weight = torch.randn(2, grid.tokens, 16), torch.randn(2, grid.tokens, 16)
+    found = []
+    for name in ("torch", "native"):
+        with execution(name):
+            assert module.choice(grid).executor == (name if native.available else "torch")
+            with torch.no_grad():
+                still = module(x, Context(grid))[0]
+            module.zero_grad()
+            out = module(x, Context(grid))[0]
+            (out * weight).sum().backward()
+        found.append([still, out.detach(), module.qkv.weight.grad.clone(), module.up.grad.clone()])
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()

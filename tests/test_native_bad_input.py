@@ -125,13 +125,14 @@ def gather_problems(draw: st.DrawFn) -> tuple[Arguments, Arguments]:
 @st.composite
 def sparsifiner_problems(draw: st.DrawFn) -> tuple[Arguments, Arguments]:
     sizes, ranks, tail = draw(some_sizes()), draw(st.integers(1, 18)), draw(st.booleans())
+    images = draw(st.sampled_from([1, sizes.batch]))
     pooled = sizes.tensor(sizes.batch, sizes.heads, ranks, sizes.value_width)
     shared = sizes.qkv(draw(st.booleans())) | {
         "coefficients": sizes.heads_of(ranks).relu(),
-        "basis": sizes.tensor(ranks, sizes.tokens).relu(),
+        "basis": sizes.tensor(images, ranks, sizes.tokens).relu(),
         "tail_scores": sizes.heads_of(ranks) if tail else None,
         "tail_values": pooled if tail else None,
-        "share": sizes.number(0, 65, sizes.tokens, ranks) / 64 if tail else None,
+        "share": sizes.number(0, 65, images, sizes.tokens, ranks) / 64 if tail else None,
         "budget": draw(st.integers(1, sizes.tokens)),
         "prefix": draw(st.integers(0, 3)),
         "tau": 0.0,
@@ -510,7 +511,7 @@ def test_sizes_whose_product_wraps() -> None:
     """Products of 32 bits were 0, as is the size of an empty array."""
     many = zeros(1, 1, 1, 1).expand(1 << 16, 1 << 16, 1, 1)
     none = torch.zeros(0, 1, 1, 1, dtype=torch.int32)
-    refused("sparsifiner_select", many, zeros(1, 1), 1, 0, 0.0, 0, 1, none, none[..., 0])
+    refused("sparsifiner_select", many, zeros(1, 1, 1), 1, 0, 0.0, 0, 1, none, none[..., 0])
 
 
 def test_sizes_that_are_cut_to_32_bits() -> None:
@@ -576,8 +577,8 @@ def test_merging_plans_that_wrap(plan: list[int]) -> None:
 def test_nothing_wide() -> None:
     """Rows of no channels divided by zero, and counted from a null pointer."""
     q, none, lse = zeros(1, 1, 4, 8), zeros(1, 1, 4, 0), zeros(1, 1, 4)
-    refused("sparsifiner", none, none, none, None, q, zeros(8, 4), *[None] * 3, 2, 0, 0.0, 0, 1.0, 1, none, lse)
-    refused("sparsifiner_select", none, zeros(0, 4), 2, 0, 0.0, 0, 1, ints(*[0] * 8).view(1, 1, 4, 2), lse.int())
+    refused("sparsifiner", none, none, none, None, q, zeros(1, 8, 4), *[None] * 3, 2, 0, 0.0, 0, 1.0, 1, none, lse)
+    refused("sparsifiner_select", none, zeros(1, 0, 4), 2, 0, 0.0, 0, 1, ints(*[0] * 8).view(1, 1, 4, 2), lse.int())
     lists = (ints(0, 4), ints(0, 1, 2, 3)) * 2
     for q_, v in ((none, q), (q, none)):
         refused("block_attend", q_, q_, v, None, *lists, 1.0, 1, torch.empty_like(v), lse)

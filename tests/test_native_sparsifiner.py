@@ -38,12 +38,14 @@ class Case:
     levels: int = 0  # different values of the numbers that are not 0; few make ties; 0: any
     biased: bool = True
     tail: bool = True
+    own: bool = False  # a basis for each image, and shares
     seed: int = 0
     threads: int = 1
 
     def tensors(self) -> dict[str, Tensor | None]:
         random = torch.Generator().manual_seed(self.seed)
         B, H, N, R = self.batch, self.heads, self.tokens, self.ranks
+        images = (B,) if self.own else ()
 
         def sparse(*shape: int) -> Tensor:
             x = torch.rand(*shape, generator=random) + 0.01
@@ -58,11 +60,11 @@ class Case:
             "v": torch.randn(B, H, N, self.value_width, generator=random),
             "key_bias": 3 * torch.rand(B, N, generator=random) if self.biased else None,
             "coefficients": sparse(B, H, N, R),
-            "basis": sparse(R, N),
+            "basis": sparse(*images, R, N),
             "tail_scores": torch.randn(B, H, N, R, generator=random) if self.tail else None,
             "tail_values": torch.randn(B, H, R, self.value_width, generator=random) if self.tail else None,
             # Of 64 parts: what is left of an average is a difference, and must not be one of rounding errors.
-            "share": torch.randint(65, (N, R), generator=random) / 64 if self.tail else None,
+            "share": torch.randint(65, (*images, N, R), generator=random) / 64 if self.tail else None,
         }
 
 
@@ -82,6 +84,7 @@ def cases(draw: st.DrawFn) -> Case:
         levels=draw(st.sampled_from([0, 1, 3])),
         biased=draw(st.booleans()),
         tail=draw(st.booleans()),
+        own=draw(st.booleans()),
         seed=draw(st.integers(0, 2**16)),
         threads=draw(thread_counts),
     )
@@ -90,6 +93,12 @@ def cases(draw: st.DrawFn) -> Case:
 def chosen(connectivity: list[float], budget: int) -> list[int]:
     best = sorted(range(len(connectivity)), key=lambda j: (-connectivity[j], j))
     return sorted(j for j in best[:budget] if connectivity[j] > 0)
+
+
+def connectivities(t: dict) -> Tensor:
+    """Coefficients × basis in 64 bits: [B, H, N, N]."""
+    basis = t["basis"].double()
+    return t["coefficients"].double() @ (basis if basis.ndim == 2 else basis[:, None])
 
 
 def definition(t: dict, lists: dict[tuple, list[int]], prefix: int) -> Tensor:
@@ -104,7 +113,7 @@ def definition(t: dict, lists: dict[tuple, list[int]], prefix: int) -> Tensor:
         if t["share"] is not None and i >= prefix:
             outside = sorted(set(range(N)) - set(keys))
             for r in range(R):
-                left = float(t["share"][outside, r].sum())
+                left = float(t["share"].expand(B, N, R)[b, outside, r].sum())
                 if left > 0:
                     score.append(float(t["tail_scores"][b, h, i, r]) + math.log(left))
                     value.append(t["tail_values"][b, h, r])
@@ -134,6 +143,7 @@ def as_lists(indices: Tensor, counts: Tensor) -> dict[tuple, list[int]]:
 @example(case=Case(tokens=1, budget=1, prefix=1))
 @example(case=Case(tokens=70, budget=70, dense=1.0))
 @example(case=Case(dense=0.0))
+@example(case=Case(own=True))
 @example(case=Case(tokens=197, budget=20, batch=1, ranks=32, levels=1))
 @example(case=Case(batch=1, tokens=120, budget=40, width=1000))
 @example(case=Case(batch=1, tokens=100, budget=100, dense=1.0, value_width=1000))
@@ -145,7 +155,7 @@ def test_chooses_and_attends_as_defined(path: str, case: Case) -> None:
         out = native.sparsifiner(*arguments(t, case))
     lists = as_lists(indices, counts)
     if case.levels:  # exact sums, so the choice is the definition's own, ties included
-        connectivity = (t["coefficients"].double() @ t["basis"].double()).tolist()
+        connectivity = connectivities(t).tolist()
         for (b, h, i), found in lists.items():
             assert found == (chosen(connectivity[b][h][i], case.budget) if i >= case.prefix else [])
     else:
@@ -157,7 +167,7 @@ def test_chooses_and_attends_as_defined(path: str, case: Case) -> None:
 
 def check_choice(t: dict, lists: dict[tuple, list[int]], case: Case) -> None:
     """Up to rounding, nothing left out connects more than what was taken, and everything that can be taken is."""
-    connectivity = t["coefficients"].double() @ t["basis"].double()
+    connectivity = connectivities(t)
     for (b, h, i), found in lists.items():
         row = connectivity[b, h, i]
         assert len(found) == (min(case.budget, int((row > 0).sum())) if i >= case.prefix else 0)
@@ -256,7 +266,7 @@ def test_says_what_is_wrong() -> None:
 
     with pytest.raises(UserError, match="budget must be from 1 to the number of tokens"):
         attempt(t["basis"], budget=51)
-    for wrong in (t["basis"][:-1], t["basis"][:, :-1], t["basis"].T):
+    for wrong in (t["basis"][:-1], t["basis"][:, :-1], t["basis"].T, t["basis"].expand(3, -1, -1)):
         with pytest.raises(UserError, match="a row for each coefficient and a column for each token"):
             attempt(wrong)
     with pytest.raises(UserError, match="come together or not at all"):

@@ -127,6 +127,7 @@ def test_foveal(runtime: Runtime, case: native_cases.Case, way: tuple[str, bool]
 @sweep
 def test_sparsifiner(runtime: Runtime, case: test_native_sparsifiner.Case, way: tuple[str, bool]) -> None:
     t = case.tensors()
+    t |= {key: t[key][None] for key in ("basis", "share") if t[key] is not None and t[key].ndim == 2}
     heads = tuple(t.pop(key) for key in "qkv")
     numbers = {
         "budget": case.budget,

@@ -9,8 +9,7 @@ does in the paper. `softmax=full` takes the softmax over all keys and then drops
 equation reads; its code does what stands above. With `rest=pooled` the keys not chosen are not dropped but stand behind
 R averages of keys and values, over cells of the grid: those W_down starts from.
 
-On a reduced grid every image has a basis of its own, which the compiled kernel does not take: plain PyTorch computes
-there, and the keys that count for many tokens weigh as many.
+On a reduced grid every image has a basis of its own, and keys that count for many tokens weigh as many.
 
 Shapes: B batch · H heads · N tokens · R rank · D head width.
 """
@@ -23,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sparse import basis, calibration, operations
-from ..sparse.executor import Case, Choice, executor
+from ..sparse import basis, operations
+from ..sparse.executor import Case, executor
 from . import averages
 from .predictor import Options, PredictingAttention
 from .registry import register
@@ -55,12 +54,10 @@ class Sparsifiner(PredictingAttention):
         connectivity = None
         if torch.is_grad_enabled() and self.up.requires_grad:
             connectivity = self.connectivity(q.detach(), k.detach(), grid)
-        given = (coefficients, connects)
-        more = {"scale": self.scale, "rest": self.rest(grid, k), "connectivity": connectivity}
-        if not grid.reduced:
-            return operations.sparsifiner(q, k, v, self.guess(grid), *given, **more, dropout=self.dropout), context
-        case = operations.case_of("sparsifiner", self.guess(grid), q, self.dropout)
-        return _torch().run(case, q, k, v, *given, **more, key_bias=grid.key_bias(q.dtype)), context
+        given = (self.guess(grid), coefficients, connects)
+        more = {"rest": self.rest(grid, k), "connectivity": connectivity, "key_bias": grid.key_bias(q.dtype)}
+        out = operations.sparsifiner(q, k, v, *given, scale=self.scale, **more, dropout=self.dropout)
+        return out, context
 
     @torch.no_grad()
     def select(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
@@ -87,18 +84,6 @@ class Sparsifiner(PredictingAttention):
 
     def case(self, grid: Grid, batch: int = 1) -> Case:
         return self.case_of("sparsifiner", self.guess(grid), batch)
-
-    def choice(self, grid: Grid, batch: int = 1) -> Choice:
-        if grid.reduced:
-            return Choice("torch", "dense products with a mask: on reduced grids every image has a basis of its own")
-        return super().choice(grid, batch)
-
-    def estimate(self, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
-        found = super().estimate(grid, batch)
-        if found is None or not grid.reduced:
-            return found
-        ours = calibration.seconds(_torch(), self.case(grid, batch))  # as `choice` says
-        return None if ours is None else (ours, found[1])
 
     def refuses(self, grid: Grid) -> str | None:
         if grid.prefix != self.grid.prefix:

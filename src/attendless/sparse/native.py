@@ -75,6 +75,11 @@ def _floats(x: Tensor | None) -> Any:
     return x.detach().numpy()
 
 
+def _tables(x: Tensor | None) -> Any:
+    """[rows, columns], or such a table for each image, as [1 or B, rows, columns]."""
+    return _floats(x if x is None or x.ndim != 2 else x[None])
+
+
 def _ints(x: Tensor | None) -> Any:
     """Numbers of tokens and the like in 32 bits. What does not fit becomes the largest or smallest that does: as wrong
     as it was, where cutting it off could make it right."""
@@ -325,7 +330,7 @@ def sparsifiner_select(
 
     Coefficients count if they are above `tau` and, unless `top` is 0, among its `top` largest.
     """
-    inputs = [_rows(coefficients), _floats(basis), budget, prefix, tau, top]
+    inputs = [_rows(coefficients), _tables(basis), budget, prefix, tau, top]
     room = min(max(budget, 0), coefficients.shape[2])  # a budget of more is refused
     indices = torch.empty(*coefficients.shape[:3], room, dtype=torch.int32)
     counts = torch.empty(coefficients.shape[:3], dtype=torch.int32)
@@ -350,8 +355,8 @@ def sparsifiner(
     scale: float,
 ) -> Tensor:
     """Choose as `sparsifiner_select` does and attend at once: out [B, H, N, ·]. No list outlives its query."""
-    heads = [*map(_rows, (q, k, v)), _floats(key_bias), _rows(coefficients), _floats(basis)]
-    tail = [*(None if x is None else _rows(x) for x in (tail_scores, tail_values)), _floats(share)]
+    heads = [*map(_rows, (q, k, v)), _floats(key_bias), _rows(coefficients), _tables(basis)]
+    tail = [*(None if x is None else _rows(x) for x in (tail_scores, tail_values)), _tables(share)]
     sizes = [budget, prefix, tau, top, scale, torch.get_num_threads()]
     out, lse = _results(q, v)
     _call(kernels().sparsifiner, *heads, *tail, *sizes, out.numpy(), lse.numpy())

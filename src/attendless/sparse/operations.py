@@ -117,14 +117,16 @@ def sparsifiner(
     scale: float,
     rest: Rest | None = None,
     connectivity: Tensor | None = None,
+    key_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Choose keys by coefficients [B, H, N, R] × basis [R, N], and attend to them, and to the `rest` if there is one.
+    """Choose keys by coefficients [B, H, N, R] × basis, and attend to them, and to the `rest` if there is one.
 
-    Given `connectivity` [B, H, N, N], the smooth numbers the choice came from, the choice has a gradient for them.
+    The basis is [R, N], or [B, 1, R, N] where every image has its own. Given `connectivity` [B, H, N, N], the smooth
+    numbers the choice came from, the choice has a gradient for them.
     """
     case = case_of("sparsifiner", guess, q, dropout)
-    more = {"scale": scale, "rest": rest, "connectivity": connectivity}
+    more = {"scale": scale, "rest": rest, "connectivity": connectivity, "key_bias": key_bias}
     return dispatch.run(case, q, k, v, coefficients, basis, **more)
 
 
@@ -201,7 +203,7 @@ def _sparsifiner_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
     guess = Guess(N, 0, rank, N // 10, 0.0, 0, rank)
     yield Sample(
         case_of("sparsifiner", guess, q),
-        lambda run: run(q, k, v, coefficients(), up, scale=_SCALE, rest=None, connectivity=None),
+        lambda run: run(q, k, v, coefficients(), up, scale=_SCALE, rest=None, connectivity=None, key_bias=None),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -125,23 +127,33 @@ class SparsifinerNatively(NativeExecutor):
         scale: float,
         rest: Rest | None,
         connectivity: Tensor | None,
+        key_bias: Tensor | None,
     ) -> Tensor:
-        guess = case.plan
+        guess, basis = case.plan, _tables(basis)
         limits = (guess.budget, guess.prefix, guess.tau, guess.top)
         learns = connectivity is not None or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
         if not learns:
-            tail = (None, None, None) if rest is None else rest.tail(q, k, v, scale)
-            return torch.ops.attendless.sparsifiner(q, k, v, None, coefficients, basis, *tail, *limits, scale)
+            tail: tuple[Any, ...] = (None, None, None)
+            if rest is not None:
+                *pooled, share = rest.tail(q, k, v, scale)
+                tail = (*pooled, _tables(share))
+            return torch.ops.attendless.sparsifiner(q, k, v, key_bias, coefficients, basis, *tail, *limits, scale)
         with torch.no_grad():
             lists = torch.ops.attendless.sparsifiner_select(coefficients, basis, *limits)
         if rest is not None or connectivity is not None:
             indices, counts = lists
             chosen = topk.unlisted(indices, counts, guess.tokens, guess.prefix)
-            return attend_chosen(case, q, k, v, chosen, scale=scale, rest=rest, connectivity=connectivity)
+            more = {"rest": rest, "connectivity": connectivity, "key_bias": key_bias}
+            return attend_chosen(case, q, k, v, chosen, scale=scale, **more)
         # Prefix queries, which see everything, have no lists.
-        first = full.attend(q[:, :, : guess.prefix], k, v, scale=scale)
-        others = torch.ops.attendless.gather_attend(q, k, v, None, *lists, scale)[0][:, :, guess.prefix :]
+        first = full.attend(q[:, :, : guess.prefix], k, v, scale=scale, key_bias=key_bias)
+        others = torch.ops.attendless.gather_attend(q, k, v, key_bias, *lists, scale)[0][:, :, guess.prefix :]
         return torch.cat([first, others], dim=2)
+
+
+def _tables(x: Tensor) -> Tensor:
+    """[R, N] for all images, or [B, 1, R, N] of each, as the kernel takes both: [1 or B, R, N]."""
+    return x[None] if x.ndim == 2 else x.squeeze(1)
 
 
 @register_executor

@@ -89,7 +89,7 @@ class SparsifinerInTorch(Executor):
         scale: float,
         rest: Rest | None,
         connectivity: Tensor | None,
-        key_bias: Tensor | None = None,
+        key_bias: Tensor | None,
     ) -> Tensor:
         chosen = self.select(case.plan, coefficients, basis)
         return attend_chosen(
