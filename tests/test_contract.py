@@ -31,6 +31,18 @@ def test_contract(name: str, spec: str, executor: str) -> None:
         pytest.skip(verdict.note)
 
 
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", attentions())
+def test_an_empty_batch_is_answered_with_nothing(name: str, training: bool) -> None:
+    """The last part of a shard may hold no image; timm's models take it too."""
+    trial = Trial(name, Place(Grid(14, 14, 1), training), batch=0)
+    if trial.module.refuses(trial.grid):
+        pytest.skip(trial.module.refuses(trial.grid))
+    out, _ = trial.module(trial.x.requires_grad_(), trial.context)
+    assert out.shape == (0, 197, 32)
+    out.sum().backward()
+
+
 @needs_kernels
 def test_the_executor_named_is_the_one_that_computes() -> None:
     trial = Trial("foveal", Place(Grid(6, 6, 1)))

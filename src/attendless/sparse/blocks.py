@@ -179,7 +179,7 @@ def _gather_and_attend(
     results = [attend(q.index_select(2, plan.everything.to(device)), k, v)] if len(plan.everything) else []
     for bucket in plan.buckets:
         R, m = bucket.keys.shape
-        step = R if large_products(q) else max(1, at_once // (B * m))
+        step = R if large_products(q) else max(1, at_once // max(1, B * m))
         for start in range(0, R, step):
             some = slice(start, start + step)
             longest, shortest = bucket.lengths[some][0], bucket.lengths[some][-1]
