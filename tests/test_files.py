@@ -194,6 +194,15 @@ def test_atomic_files_have_the_usual_mode(tmp_path: Path) -> None:
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o640
 
 
+def test_a_model_without_weights_cannot_be_saved(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = timm.create_model("vit_tiny_patch16_224", embed_dim=48, depth=1, num_heads=3)
+    ours = convert(model, "foveal:keep=0.1", below_breakeven="keep")
+    with pytest.raises(UserError, match="no weights to save yet: cls_token is on the meta device"):
+        save(ours, tmp_path / "m.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
 def test_models_that_cannot_be_described_cannot_be_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="this ResNet cannot be saved"):
         save(timm.create_model("test_resnet"), tmp_path / "m.safetensors")

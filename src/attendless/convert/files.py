@@ -164,7 +164,10 @@ def _check_plugins(path: str | Path, header: dict[str, Any]) -> None:
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """The weights, each with memory of its own: safetensors stores no sharing."""
-    return {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    weights = model.state_dict()
+    if empty := next((name for name, value in weights.items() if value.is_meta), None):
+        raise UserError(f"this {type(model).__name__} has no weights to save yet: {empty} is on the meta device")
+    return {name: value.detach().cpu().clone().contiguous() for name, value in weights.items()}
 
 
 def _read(path: str | Path) -> tuple[str, dict[str, Tensor]]:
