@@ -24,6 +24,7 @@ def run(args: argparse.Namespace) -> None:
     from attendless.attention.registry import attention_class
     from attendless.backbones import MODELS
     from attendless.convert import families, huggingface
+    from attendless.convert.adapters.places import NAMES as IN_PLACE
     from attendless.options import describe_options
     from attendless.tokens import reducers
 
@@ -32,7 +33,8 @@ def run(args: argparse.Namespace) -> None:
         found = {args.name: reducing[args.name] if args.name in reducing else attention_class(args.name)}
     rows = [{"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()]
     more = [{"name": name, "options": describe_options(cls.Options)} for name, cls in reducing.items()]
-    models, convertible = sorted(MODELS), ["timm's VisionTransformer", *families.NAMES, *huggingface.NAMES]
+    models = sorted(MODELS)
+    convertible = ["timm's VisionTransformer", *families.NAMES, *IN_PLACE, *huggingface.NAMES]
     if args.name:
         _one(args.name, found[args.name], rows[0]["options"])
     else:

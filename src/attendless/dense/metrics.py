@@ -58,7 +58,7 @@ def precisions(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError:
-        raise UserError("detection is judged by pycocotools: pip install attendless[dense]") from None
+        raise UserError("detection is judged by pycocotools: pip install 'attendless[dense]'") from None
     if not results:
         return dict.fromkeys(PRECISIONS, 0.0)
     with contextlib.redirect_stdout(io.StringIO()):  # it tells of every step

@@ -99,7 +99,7 @@ def head_class(text: str) -> tuple[type[Dense], Options]:
     except ModuleNotFoundError as error:
         if str(error.name).startswith("attendless"):
             raise
-        raise UserError(f"head {name!r} needs {error.name}: pip install attendless[dense]") from None
+        raise UserError(f"head {name!r} needs {error.name}: pip install 'attendless[dense]'") from None
     return found, parse_options(options, found.options, f"head {name}")
 
 

@@ -17,8 +17,13 @@ from ..stamp import stamp
 #: Extra → what has to be importable for it, and what it serves.
 EXTRAS = {
     "show": (("matplotlib",), "figures"),
+    "app": (("matplotlib", "gradio"), "explore, in the browser"),
     "hf": (("transformers",), "converting Hugging Face models"),
-    "cluster": (("ray",), "comparisons on a cluster"),
+    "dense": (("pycocotools", "segmentation_models_pytorch"), "detection and segmentation"),
+    "onnx": (("onnx", "onnxscript", "onnxruntime"), "exporting to ONNX, and running it"),
+    "openvino": (("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "exporting to OpenVINO, and running it"),
+    "serve": (("fastapi", "uvicorn", "python_multipart", "prometheus_client"), "serving over HTTP"),
+    "cluster": (("ray", "pyarrow"), "answers in Parquet, and work on a cluster"),
 }
 _BF16 = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
 
@@ -84,11 +89,12 @@ def _try(environment: dict[str, str]) -> subprocess.CompletedProcess[bytes]:
 
 
 def _compiler() -> Finding:
-    """FlexAttention and torch.compile need a C++ compiler on the CPU."""
+    """FlexAttention and torch.compile need a C++ compiler on the CPU, our kernels in OpenVINO too."""
     import shutil
 
-    found = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
-    note = "" if found else "torch.compile on the CPU needs one"
+    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    found = next((name for name in names if name and shutil.which(name)), None)
+    note = "" if found else "torch.compile on the CPU needs one, and so do our kernels in OpenVINO"
     return Finding("C++ compiler", found or "none", note, ok=found is not None)
 
 
@@ -104,8 +110,8 @@ def _extras() -> list[Finding]:
     for extra, (modules, purpose) in EXTRAS.items():
         missing = [name for name in modules if importlib.util.find_spec(name) is None]
         value = "installed" if not missing else "not installed"
-        note = purpose if not missing else f"{purpose}: pip install 'attendless[{extra}]'"
-        rows.append(Finding(f"extra {extra}", value, note))
+        hint = f": pip install 'attendless[{extra}]' ({', '.join(missing)} missing)" if missing else ""
+        rows.append(Finding(f"extra {extra}", value, purpose + hint))
     return rows
 
 
