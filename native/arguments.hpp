@@ -24,7 +24,7 @@ bool is(const Any& array, std::initializer_list<int> shape) {
 inline View view(const Heads& array, const char* name, const Problem& problem, int tokens, int width) {
   require(is(array, {problem.batch, problem.heads, tokens, width}), name, " has another shape than its fellows");
   require(width >= 1, name, " must have at least one channel");
-  require(width == 1 || array.stride(3) == 1, name, " must have adjacent channels");
+  require(width == 1 || array.size() == 0 || array.stride(3) == 1, name, " must have adjacent channels");
   return {array.data(), array.stride(0), array.stride(1), array.stride(2), width};
 }
 
@@ -84,7 +84,7 @@ inline void add_gradients(Problem& problem, const Heads& out, const Heads& q, co
 inline Rows rows_of(const Tokens& array, const char* name, int batch, int tokens, int width) {
   require(is(array, {batch, tokens, width}), name, " must be [batch, tokens, channels] as the plan says");
   require(width >= 1, name, " must have at least one channel");
-  require(width == 1 || array.stride(2) == 1, name, " must have adjacent channels");
+  require(width == 1 || array.size() == 0 || array.stride(2) == 1, name, " must have adjacent channels");
   return {array.data(), array.stride(0), array.stride(1), width};
 }
 
@@ -120,7 +120,7 @@ inline Merge merge_of(const Tokens& x, const Heads& keys, const Merging& plan, f
   require(is(keys, {merge.batch, merge.heads, tokens, width}) && merge.heads >= 1,
           "keys must be [batch, heads, tokens, channels] as the plan says");
   require(width >= 1, "keys must have at least one channel");
-  require(width == 1 || keys.stride(3) == 1, "keys must have adjacent channels");
+  require(width == 1 || keys.size() == 0 || keys.stride(3) == 1, "keys must have adjacent channels");
   merge.keys = {keys.data(), keys.stride(0), keys.stride(1), keys.stride(2), width};
   return merge;
 }

@@ -22,7 +22,7 @@ import attendless
 from attendless.attention import attentions
 from attendless.convert import open_model
 from attendless.errors import UserError
-from attendless.export import Exported, checks, export, open_runner, pt2
+from attendless.export import Exported, checks, export, int8, open_runner, pt2
 from attendless.export.description import describe
 from attendless.tokens import reducers
 
@@ -352,14 +352,19 @@ def test_hosts_and_models_of_timm(name: str, attention: str | None, format: str,
 
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
-def test_int8(format: str, tmp_path: Path) -> None:
+def test_int8(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done, quantise = [], int8.quantise
+    monkeypatch.setattr(
+        int8, "quantise", lambda kind, path, *more: done.append(path.stem) or quantise(kind, path, *more)
+    )
     for number in range(12):
         folder = tmp_path / "data" / f"{number % 7}"
         folder.mkdir(parents=True, exist_ok=True)
         noise = torch.randint(0, 255, (40, 40, 3), generator=torch.Generator().manual_seed(number), dtype=torch.uint8)
         Image.fromarray(noise.numpy()).save(folder / f"{number}.png")
     out = tmp_path / f"fast{FORMATS[format]}"
-    found = export(tiny("foveal:cell=2,tile=2"), out, int8=True, data=tmp_path / "data", batch=None, measure=False)
+    found = export(tiny("foveal:cell=2,tile=2"), out, int8=True, data=tmp_path / "data", batch=None, budget=0.1)
+    assert done == ["fast", "dense"], "speed is told against the dense model quantised in the same way"
     assert found.quality is not None
     assert (found.quality.images, found.quality.top1 is None) == (12, False)
     assert found.quality.agreement > 0.5

@@ -256,13 +256,14 @@ WRONG = {
     ),
     "a budget of nothing": (
         "SparsifinerAttention",
-        QKV | {"coefficients": torch.zeros(1, 2, 17, 3), "basis": torch.zeros(3, 17)},
+        QKV | {"coefficients": torch.zeros(1, 2, 17, 3), "basis": torch.zeros(1, 3, 17)},
         {"budget": 0},
         "budget must be from 1",
     ),
     "half a tail": (
         "SparsifinerAttention",
-        QKV | {"coefficients": torch.zeros(1, 2, 17, 3), "basis": torch.zeros(3, 17), "share": torch.zeros(17, 3)},
+        QKV
+        | {"coefficients": torch.zeros(1, 2, 17, 3), "basis": torch.zeros(1, 3, 17), "share": torch.zeros(1, 17, 3)},
         {"budget": 2},
         "come together or not at all",
     ),

@@ -41,8 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--out", metavar="F", type=words.target("export"), required=True,
         help="where to write it: .onnx, .xml (OpenVINO; a .bin goes beside it) or .pt2",
     )  # fmt: skip
-    parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="images at once (default: 1)")
-    parser.add_argument("--dynamic", choices=("batch",), help="take any number of images at once, not --batch of them")
+    parser.add_argument("--batch", metavar="B", type=words.positive, help="images at once (default: 1)")
+    parser.add_argument("--dynamic", choices=("batch",), help="take any number of images at once, in place of --batch")
     parser.add_argument("--features", action="store_true", help="maps [B, C, h, w] in place of logits")
     parser.add_argument("--int8", action="store_true", help="linear layers in 8-bit integers, calibrated on --data")
     parser.add_argument("--data", metavar="DIR", help="images for --int8, and to compare on besides")
@@ -69,9 +69,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     import torch
 
+    from attendless.errors import UserError
     from attendless.export import export
     from attendless.stamp import stamp_line
 
+    if args.dynamic and args.batch:
+        raise UserError("--batch and --dynamic batch: a file takes so many images at once, or any number; give one")
     if args.threads:
         torch.set_num_threads(args.threads)
     with output.steps() as say:
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
             args.out,
             format=args.format,
             size=args.size,
-            batch=None if args.dynamic else args.batch,
+            batch=None if args.dynamic else args.batch or 1,
             features=args.features,
             int8=args.int8,
             data=args.data,

@@ -117,7 +117,10 @@ class Sparsifiner(PredictingAttention):
         left as it was before."""
         whole = grid.whole()
         with torch.no_grad():
-            filled = int(self.sparse_basis(whole).count_nonzero()) * grid.tokens // whole.tokens
+            basis = self.sparse_basis(whole)
+        # A model without memory has no numbers to look at: any may count.
+        filled = basis.numel() if basis.is_meta else int(basis.count_nonzero())
+        filled = filled * grid.tokens // whole.tokens
         return self.guess(grid).counting * filled // self.options.rank
 
 

@@ -183,7 +183,8 @@ class _Job:
                 quality = quantising.quality(plain, run, model, about, data, limit, self.say)
             timed = None
             if budget is not None:
-                timed = self.time(model, outputs, run, about, policy, folder, budget)
+                ranges = images if quantise else None
+                timed = self.time(model, outputs, run, about, policy, folder, budget, ranges)
             operators = self.module.operators(file)
             ours = any(key.startswith(f"{DOMAIN}.") for key in operators)
             report = {
@@ -224,12 +225,17 @@ class _Job:
         policy: str,
         folder: Path,
         budget: float,
+        ranges: Tensor | None,
     ) -> speed.Speed:
+        """`ranges`: the images it was quantised on, as the dense model then is too."""
         dense = None
         if converted(model):
             (folder / "dense").mkdir()
             file = folder / "dense" / f"dense{self.module.SUFFIX}"
             self.write(_dense(model, about.size), file, policy, "the dense model to compare with")
+            if ranges is not None:
+                self.say("quantising the dense model to compare with")
+                quantising.quantise(self.format, file, ranges, about)
             dense = self.module.open_raw(file)
 
         def eager(images: Tensor) -> tuple[Tensor, ...]:

@@ -19,11 +19,11 @@ Shapes: q, k [B, H, N, D] · v [B, H, N, E] · key_bias [B, N] · places [B, n] 
 `layout` is a `foveal.Layout` as a list of its eight numbers; `block_lists` makes `lists`; `indices` [B, H, N, m] and
 `counts` [B, H, N] are as in `gather`.
 
-Sparsifiner's connectivity is `coefficients` [B, H, N, R] × a basis, [R, N] for all images or [B, R, N]; coefficients up to `tau` count as 0, and
-with `top` all but so many of the largest. A query keeps the `budget` keys of its largest connectivities that are above
-0, of equal ones the lower index first; the first `prefix` queries see every key. With `tail_scores`
-[B, H, N, R], `tail_values` [B, H, R, E] and `share`, [N, R] or [B, N, R], the keys not chosen still count as R more keys, with the log
-of what is left of each one's share added to its score.
+Sparsifiner's connectivity is `coefficients` [B, H, N, R] × a basis, [R, N] for all images or [B, R, N]; coefficients up
+to `tau` count as 0, and with `top` all but so many of the largest. A query keeps the `budget` keys of its largest
+connectivities that are above 0, of equal ones the lower index first; the first `prefix` queries see every key. With
+`tail_scores` [B, H, N, R], `tail_values` [B, H, R, E] and `share`, [N, R] or [B, N, R], the keys not chosen still count
+as R more keys, with the log of what is left of each one's share added to its score.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class Held(UserError):
 
 @contextlib.contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the folder for this run; a second run in it is refused (`Held`). The system frees it if the run is killed."""
+    """Hold the folder for this run; a second run in it is refused (`Held`). The system frees it if it is killed."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "a") as handle:
         if fcntl is not None:
