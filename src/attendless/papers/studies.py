@@ -96,7 +96,7 @@ register_study(
             Part("Pyramid, patches of 4 and 8", _compared("pyramid_fair_micro_64", (4, 8), tuple(_ATTENTIONS))),
             Part("Column, patches of 8 and 16", _compared("columnar_fair_micro_64", (8, 16), _IN_A_COLUMN, window=2)),
         ),
-        recipe="quick:epochs=8,warmup=1,size=64,crop_pct=0.9,precision=bf16,eval_every=8",
+        recipe="quick:epochs=6,warmup=1,size=64,crop_pct=0.9,precision=bf16,eval_every=6",
         side=72,
         every=4,
         timed=True,
