@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .bbvit import PATTERNS, by_keys, by_queries
+from .bbvit import PATTERNS, by_keys
 from .study import Entry, Part, Study, register_study
 
 #: 145 tokens are 29 blocks of five, so that about as few pairs attend as in the paper's 53 blocks of ten.
@@ -40,14 +40,6 @@ _PROJECTION = (
     Entry("BBViT, output projection", "bbvit_w128_patch6_72", by_keys("RWG", _BLOCK), "full, output projection"),
     Entry("BBViT, none", _BARE, by_keys("RWG", _BLOCK), "full, output projection"),
 )
-_GATES = (
-    Entry(_ViT, _BASE, "full"),
-    *(
-        Entry(f"{row}, queries", _BASE, by_queries(letters, _BLOCK), _ViT)
-        for row, (letters, _) in PATTERNS.items()
-        if letters not in ("", "RWG")
-    ),
-)
 
 register_study(
     Study(
@@ -58,7 +50,6 @@ register_study(
             Part("Full and sparse at three widths", _widths()),
             Part("Controls", _CONTROLS),
             Part("With and without an output projection", _PROJECTION),
-            Part("The released code's switches, by queries", _GATES),
         ),
         recipe="quick:epochs=8,warmup=1,size=72,crop_pct=0.9,precision=bf16,eval_every=8",
         side=80,

@@ -62,12 +62,14 @@ def page(results: Mapping[str, Any]) -> str:
         f"{made['train']:,} pictures to learn from, made {results['side']} px small, {made['val']:,} to be judged on. "
         f"Recipe `{results['recipe']}`. Accuracy is top-1 on all of the latter after the last epoch, in per cent.",
         "",
-        f"**{done} of {planned} runs are done.** This goes on with the rest, the most telling first:",
+        f"**{done} of {planned} runs are done.** "
+        + ("This does them again:" if done == planned else "This goes on with the rest, the most telling first:"),
         "",
         f"```\n{command}\n```",
         "",
         "Differences are to the row named in the same part, paired by seed, with their 95 % interval (Student's t); a "
-        "row says *better* or *worse* only if that leaves out zero. A single run has no interval.",
+        "row says *better* or *worse* only if that leaves out zero. One row in twenty does so by chance. A single "
+        "run has no interval.",
         "",
     ]
     if done:

@@ -117,7 +117,7 @@ def imagenette() -> Recipe:
     """Ten thousand pictures, ten classes, one core of a CPU, no pretraining: bf16, averaged weights, soft labels.
 
     attendless train pyramid_stem_tiny --recipe imagenette --data IMAGENETTE --cache DIR --out runs/imagenette
-    Expected: 82.5 top-1, 1.9 M parameters (docs/results/training.md). Time: 44 minutes of a core with bf16 instructions.
+    Expected: 82.5 top-1, 1.9 M parameters (docs/results/training.md). Time: 44 minutes of a core that has bf16.
     """
     return Recipe(
         epochs=32, batch=64, size=(96,), lr=1.5e-3, warmup=2, min_lr=1e-5, clip=1.0, ema=0.998, drop_path=0.05,
