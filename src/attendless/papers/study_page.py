@@ -60,7 +60,8 @@ def page(results: Mapping[str, Any]) -> str:
         INTRODUCTIONS[name],
         "## What was trained",
         f"{made['train']:,} pictures to learn from, made {results['side']} px small, {made['val']:,} to be judged on. "
-        f"Recipe `{results['recipe']}`. Accuracy is top-1 on all of the latter after the last epoch, in per cent.",
+        f"Recipe `{results['recipe']}`. Accuracy is top-1 on all of the latter after the last epoch, in per cent. "
+        "Runs are short: they say what learns better in so little time, not what ends higher after hundreds of epochs.",
         "",
         f"**{done} of {planned} runs are done.** "
         + ("This does them again:" if done == planned else "This goes on with the rest, the most telling first:"),
