@@ -231,9 +231,8 @@ MODELS: dict[str, Model] = {
     "bbvit_moderate": _bbvit(1024, 6, 368, 16, **_BIGBIRD),
     "bbvit_vit_tiny": _bbvit(512, 3, 184, 8, **_ITS_VIT),
     "bbvit_vit_moderate": _bbvit(1024, 6, 368, 16, **_ITS_VIT),
-    # At small scale, for studies on a CPU: 145 tokens, 29 blocks of 5; `bare` without output projection.
+    # At small scale, for studies on a CPU: 145 tokens, 29 blocks of 5.
     **{f"bbvit_w{dim}_patch6_72": _bbvit(dim, 3, 72, 6, 32, **_NO_DROPOUT) for dim in (64, 128, 256)},
-    "bbvit_w128_bare_patch6_72": _bbvit(128, 3, 72, 6, 32, out_proj=False, **_NO_DROPOUT),
     "lavit_tiny": Model(Pyramid, _lavit(2, 2, 2, 2, vanilla=1)),
     "lavit_small": Model(Pyramid, _lavit(3, 4, 6, 3, vanilla=2)),
     "lavit_base": Model(Pyramid, _lavit(3, 4, 18, 3, vanilla=2)),

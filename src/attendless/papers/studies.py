@@ -33,13 +33,6 @@ _CONTROLS = (
     Entry("axial", _BASE, "axial", _ViT),
     Entry("foveal", _BASE, "foveal:keep=0.25,cell=2", _ViT),
 )
-_BARE = "bbvit_w128_bare_patch6_72"
-_PROJECTION = (
-    Entry("full, output projection", "bbvit_w128_patch6_72", "full"),
-    Entry("full, none", _BARE, "full", "full, output projection"),
-    Entry("BBViT, output projection", "bbvit_w128_patch6_72", by_keys("RWG", _BLOCK), "full, output projection"),
-    Entry("BBViT, none", _BARE, by_keys("RWG", _BLOCK), "full, output projection"),
-)
 
 register_study(
     Study(
@@ -49,7 +42,6 @@ register_study(
             Part("The eight patterns of Table 2, by keys", _patterns()),
             Part("Full and sparse at three widths", _widths()),
             Part("Controls", _CONTROLS),
-            Part("With and without an output projection", _PROJECTION),
         ),
         recipe="quick:epochs=8,warmup=1,size=72,crop_pct=0.9,precision=bf16,eval_every=8",
         side=80,
