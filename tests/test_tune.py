@@ -189,7 +189,10 @@ def test_how_many_images_would_tell() -> None:
     assert judging.images_to_tell(judged, 0.5) == pytest.approx(100 * 4**2)
     assert judging.images_to_tell(judged, 0.25) == float("inf")
     note = Goal(0.5).doubt(judged, images=256)
-    assert note == "100 fresh images cannot tell whether it loses at most 0.5 points; about 4,000 images in all would"
+    assert (
+        note
+        == "100 fresh images cannot tell whether it loses at most 0.5 points; about 4,000 images in all would, if it is what it seems"
+    )
     assert Goal(1.5).doubt(judged, 256) == ""
     assert "loses more than 0.01 points" in Goal(0.01).doubt(judged, 256)
     assert "nor would a million" in Goal(0.25).doubt(judged, 256)

@@ -183,7 +183,8 @@ class Goal:
         if low > bound:
             return f"fresh images say that it loses more than {bound:g} points: search with more images than {images}"
         needed = images_to_tell(fresh, bound) * images / fresh.images
-        more = f"about {float(f'{needed:.1g}'):,.0f} images in all would" if needed < 1e6 else "nor would a million"
+        more = f"about {float(f'{needed:.1g}'):,.0f} images in all would, if it is what it seems"
+        more = more if needed < 1e6 else "nor would a million"
         return f"{fresh.images} fresh images cannot tell whether it loses at most {bound:g} points; {more}"
 
 
