@@ -54,9 +54,19 @@ class Sparsifiner(PredictingAttention):
         connectivity = None
         if torch.is_grad_enabled() and self.up.requires_grad:
             connectivity = self.connectivity(q.detach(), k.detach(), grid)
-        given = (self.guess(grid), coefficients, connects)
-        more = {"rest": self.rest(grid, k), "connectivity": connectivity, "key_bias": grid.key_bias(q.dtype)}
-        out = operations.sparsifiner(q, k, v, *given, scale=self.scale, **more, dropout=self.dropout)
+        out = operations.sparsifiner(
+            q,
+            k,
+            v,
+            self.guess(grid),
+            coefficients,
+            connects,
+            scale=self.scale,
+            rest=self.rest(grid, k),
+            connectivity=connectivity,
+            key_bias=grid.key_bias(q.dtype),
+            dropout=self.dropout,
+        )
         return out, context
 
     @torch.no_grad()
@@ -117,9 +127,9 @@ class Sparsifiner(PredictingAttention):
         left as it was before."""
         whole = grid.whole()
         with torch.no_grad():
-            basis = self.sparse_basis(whole)
+            entries = self.sparse_basis(whole)
         # A model without memory has no numbers to look at: any may count.
-        filled = basis.numel() if basis.is_meta else int(basis.count_nonzero())
+        filled = entries.numel() if entries.is_meta else int(entries.count_nonzero())
         filled = filled * grid.tokens // whole.tokens
         return self.guess(grid).counting * filled // self.options.rank
 

@@ -143,8 +143,9 @@ class SparsifinerNatively(NativeExecutor):
         if rest is not None or connectivity is not None:
             indices, counts = lists
             chosen = topk.unlisted(indices, counts, guess.tokens, guess.prefix)
-            more = {"rest": rest, "connectivity": connectivity, "key_bias": key_bias}
-            return attend_chosen(case, q, k, v, chosen, scale=scale, **more)
+            return attend_chosen(
+                case, q, k, v, chosen, scale=scale, rest=rest, connectivity=connectivity, key_bias=key_bias
+            )
         # Prefix queries, which see everything, have no lists.
         first = full.attend(q[:, :, : guess.prefix], k, v, scale=scale, key_bias=key_bias)
         others = torch.ops.attendless.gather_attend(q, k, v, key_bias, *lists, scale)[0][:, :, guess.prefix :]
