@@ -199,10 +199,9 @@ def test_slots_are_the_same_memory() -> None:
 
 
 KEPT = """
-import resource, sys, torch
+import resource, torch
 from attendless.serve.worker import keep_memory
-if sys.argv[1] == "keep":
-    keep_memory()
+keep_memory()
 def layers():
     for _ in range(20):
         given = [torch.ones(2**20 * size) for size in (1, 2, 3)]
@@ -216,10 +215,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's malloc")
 def test_a_worker_keeps_the_memory_its_next_batch_wants() -> None:
-    def faults(how: str) -> int:
-        return int(subprocess.run([sys.executable, "-c", KEPT, how], capture_output=True, check=True).stdout)
-
-    assert 20 * faults("keep") < faults("leave")
+    """Twenty layers take 120,000 pages in all. (Left alone, glibc gives them back or not, as it thinks best.)"""
+    faults = int(subprocess.run([sys.executable, "-c", KEPT], capture_output=True, check=True).stdout)
+    assert faults < 100
 
 
 def test_too_little_shared_memory_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
