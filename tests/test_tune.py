@@ -94,7 +94,7 @@ def test_the_front_runs_from_all_full_to_all_cheapest() -> None:
 
 def test_every_rate_in_all_layers_is_a_candidate(model: torch.nn.Module, images: torch.Tensor) -> None:
     host, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
-    mixes = search.mixes(host, specs, images[:2], 2, 0.02, Notes(), silent, slower=True)
+    mixes = search.mixes(host, specs, images[:2], 1, 2, 0.02, Notes(), silent, slower=True)
     found = [search.named(host, specs, mix)[0] for mix, _ in mixes]
     assert found[0] == "full"
     assert {"foveal:keep=0.1", "foveal:keep=0.5"} <= set(found)
@@ -104,11 +104,11 @@ def test_every_rate_in_all_layers_is_a_candidate(model: torch.nn.Module, images:
 def test_what_blocks_say_is_slower_is_left_out(model: torch.nn.Module, images: torch.Tensor) -> None:
     host, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
     notes, depth = Notes(), len(host.blocks)
-    timed = "milliseconds on all tokens of foveal:keep=0.5, foveal:keep=0.1"
+    timed = "milliseconds on all tokens of foveal:keep=0.5, foveal:keep=0.1, batch 1"
     notes.found[timed] = [[1.0, 2.0, 1.5]] * depth
-    assert search.mixes(host, specs, images[:2], 2, 0.02, notes, silent) == [([0] * depth, 0.0)]
+    assert search.mixes(host, specs, images[:2], 1, 2, 0.02, notes, silent) == [([0] * depth, 0.0)]
     notes.found[timed] = [[1.0, 2.0, 0.5]] * depth
-    found = search.mixes(host, specs, images[:2], 2, 0.02, notes, silent)
+    found = search.mixes(host, specs, images[:2], 1, 2, 0.02, notes, silent)
     assert found[-1] == ([2] * depth, 0.5 * depth)
     assert not any(1 in mix for mix, _ in found), "the rate that is slower"
 
@@ -277,6 +277,21 @@ def test_what_may_be_quicker_is_said() -> None:
     assert [found.note(c) for c in found.candidates] == ["chosen", "slower", "not surely quicker"]
     assert found.findings[-1].startswith("note: 1.20× was seen, but not surely: a larger budget")
     assert len(tuned(dense, slower).findings) == 1
+
+
+def test_the_clock_is_shown_as_many_images_as_are_asked_for(model: torch.nn.Module, images: torch.Tensor) -> None:
+    assert search.batch_of(images[:3], 5).equal(images[[0, 1, 2, 0, 1]])
+    sizes: set[int] = set()
+    hook = model.patch_embed.register_forward_hook(lambda _, given, __: sizes.add(len(given[0])))
+    try:
+        found = tune(model, images, batch=3, max_drop=100.0, **QUICK)
+    finally:
+        hook.remove()
+    assert 3 in sizes
+    assert {c.batch for c in found.candidates} == {3}
+    assert "3 images at once" in found.findings[0]
+    with pytest.raises(UserError, match="batch=0"):
+        tune(model, images, batch=0)
 
 
 # The whole -----------------------------------------------------------------------------------------------------------

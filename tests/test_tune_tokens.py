@@ -120,7 +120,7 @@ def test_what_loses_too_much_is_no_way_on() -> None:
 
 
 def test_harm_is_the_divergence_and_the_path_gets_quicker(model: Columnar, images: Tensor, by_tokens: None) -> None:
-    path = schedules(model, "tome", images[:6], 100.0, 0.02, Notes(), silent)
+    path = schedules(model, "tome", images[:6], 100.0, 1, 0.02, Notes(), silent)
     assert model.tokens == "", "the model is left as it was"
     assert path[0] == Schedule((0, 0, 0), "", pytest.approx(3.0))
     assert len(path) > 5
@@ -137,13 +137,17 @@ def test_harm_is_the_divergence_and_the_path_gets_quicker(model: Columnar, image
 
 
 def test_a_spec_with_options_is_taken_as_it_is(model: Columnar, images: Tensor, by_tokens: None) -> None:
-    path = schedules(model, "evit:keep=0.5,at=1", images[:6], 0.5, 0.02, Notes(), silent)
+    path = schedules(model, "evit:keep=0.5,at=1", images[:6], 0.5, 1, 0.02, Notes(), silent)
     assert [one.tokens for one in path] == ["", "evit:keep=0.5,at=1"]
     assert path[1].ms == pytest.approx(1 + (1 + 33 / 64) / 2 + 33 / 64)
 
 
 def test_blocks_are_timed_by_their_tokens(model: Columnar, images: Tensor) -> None:
-    found = block_times(model, images[:1], 0.02, silent)
+    seen: set[int] = set()
+    hook = model.blocks[-1].norm1.register_forward_hook(lambda _, given, __: seen.add(len(given[0])))
+    found = block_times(model, images[:2], 0.02, silent)
+    hook.remove()
+    assert seen == {2}, "with as many images at once as are given"
     assert set(found) == {"full"}, "blocks of one kind are timed once"
     assert found["full"]["patches"] == [16, 29, 45, 64]
     assert min(found["full"]["ms"]) > 0

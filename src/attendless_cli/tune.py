@@ -6,6 +6,7 @@ examples:
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --size 384 --max-drop 0.5
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --size 384 512 --report tuned.html
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --target-ms 20 --plot curve.png
+  attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --batch 32 --max-drop 1
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --attention none --resume-dir runs/tune
 """  # noqa: E501 (commands are to be copied whole)
 
@@ -61,6 +62,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     words.size(parser)
     words.crop_pct(parser)
+    parser.add_argument(
+        "--batch",
+        metavar="N",
+        type=words.positive,
+        default=1,
+        help="images at once when it is timed: merging tokens gains more with more (default: 1)",
+    )
     parser.add_argument("--images", metavar="N", type=words.positive, default=256, help="images to use (default: 256)")
     parser.add_argument(
         "--budget",
@@ -138,6 +146,7 @@ def run(args: argparse.Namespace) -> None:
                     max_drop=args.max_drop,
                     target_ms=args.target_ms,
                     accuracy=args.accuracy,
+                    batch=args.batch,
                     budget=args.budget,
                     resume=args.resume_dir,
                     progress=progress,

@@ -22,7 +22,7 @@ from .tradeoff import Goal
 @dataclasses.dataclass(frozen=True)
 class Proposal:
     """What every layer attends with, which layers that changes, what reduces the tokens (nothing: what does already),
-    and the milliseconds all blocks should take less for it."""
+    and the milliseconds all blocks should take less for it, with the batch that is timed."""
 
     attention: str
     layers: tuple[int, ...]
@@ -36,6 +36,7 @@ def propose(
     tokens: str,
     images: Tensor,
     goal: Goal,
+    batch: int,
     points: int,
     budget: float,
     notes: Notes,
@@ -50,14 +51,14 @@ def propose(
         said.append(f"no tokens were merged: {reason}")
     plain = Schedule((), "", 0.0)
     merging = tokens != NONE and not reason
-    found = schedules(host, tokens, images, goal.reach, budget, notes, progress) if merging else [plain]
+    found = schedules(host, tokens, images, goal.reach, batch, budget, notes, progress) if merging else [plain]
     attention = attention_of(host)
     proposals = [Proposal(attention, (), one.tokens, found[0].ms - one.ms) for one in thinned(found, 2 * points)]
     for base in bases(found, goal) if specs else ():
         if base.tokens:
             host.set_tokens(base.tokens)
         try:
-            mixes = search.mixes(host, specs, images, points, budget, notes, progress, slower=not merging)
+            mixes = search.mixes(host, specs, images, batch, points, budget, notes, progress, slower=not merging)
         except UserError as error:
             if not base.tokens:
                 raise

@@ -33,7 +33,7 @@ from ..tokens import NONE, create_reducers, parse_tokens
 from .clock import race
 from .judge import divergence, logits, losses
 from .notes import Notes
-from .search import Progress
+from .search import Progress, batch_of
 
 #: The reducer whose schedules are searched; with options, it is taken as it is.
 SEARCHED = "tome"
@@ -77,12 +77,13 @@ def why_not(host: Any, tokens: str) -> str:
 
 @torch.inference_mode()
 def schedules(
-    host: Any, tokens: str, images: Tensor, most: float, budget: float, notes: Notes, progress: Progress
+    host: Any, tokens: str, images: Tensor, most: float, batch: int, budget: float, notes: Notes, progress: Progress
 ) -> list[Schedule]:
     """The model as it is, and then what `tokens` asks for: of `tome`, schedules from few tokens to many, each quicker
     than the one before by what blocks take, none expected to lose more than `most` points; of any other spec, that
     one."""
-    cost = Cost(notes.get("milliseconds by tokens", partial(block_times, host, images[:1], budget, progress)))
+    timed = partial(block_times, host, batch_of(images, batch), budget, progress)
+    cost = Cost(notes.get(f"milliseconds by tokens, batch {batch}", timed))
     tried = _Trials(host, images, cost, notes)
     if tokens != SEARCHED:
         return [tried.plain, tried.judged(tried.priced(tokens))]
@@ -221,7 +222,7 @@ class Cost:
 
 
 @torch.inference_mode()
-def block_times(host: Any, image: Tensor, budget: float, progress: Progress) -> dict[str, Any]:
+def block_times(host: Any, images: Tensor, budget: float, progress: Progress) -> dict[str, Any]:
     """Of each kind of block: its milliseconds with so many patches, and what merging adds to them."""
     rows = _rows(host)
     kinds = {_kind(row): i for i, row in enumerate(rows)}
@@ -235,8 +236,8 @@ def block_times(host: Any, image: Tensor, budget: float, progress: Progress) -> 
             merging._modules = dict(block._modules)
             merging.reducer = create_reducers(spec, block.attn.dim, block.attn.head_dim, len(rows))[i]
             plain, fewer = (sorted({max(2, round(s * grid.patches)) for s in part}) for part in (_SHARES, _MERGING))
-            calls = {f"plain {n}": partial(block, *_given(block, grid, n, image)) for n in plain}
-            calls |= {f"merging {n}": partial(merging, *_given(block, grid, n, image)) for n in fewer}
+            calls = {f"plain {n}": partial(block, *_given(block, grid, n, images)) for n in plain}
+            calls |= {f"merging {n}": partial(merging, *_given(block, grid, n, images)) for n in fewer}
             raced = race(calls, budget=budget)
             ms = {name: 1e3 * raced.median(name) for name in calls}
             measured[kind] = {
@@ -250,11 +251,11 @@ def block_times(host: Any, image: Tensor, budget: float, progress: Progress) -> 
 
 
 def _given(block: Any, grid: Grid, patches: int, like: Tensor) -> tuple[Tensor, Context]:
-    """Something for a block to run on: so many patches of the grid. What it is does not matter to the clock."""
+    """Something for a block to run on: so many patches of the grid, as many images as there are in `like`. What it is does not matter to the clock."""
     if patches < grid.patches:
-        cells = torch.arange(patches, device=like.device)[None]
-        grid = Grid(grid.height, grid.width, grid.prefix, cells=cells, sizes=like.new_ones(1, patches))
-    noise = torch.randn(1, grid.tokens, block.attn.dim, generator=torch.Generator().manual_seed(0))
+        cells = torch.arange(patches, device=like.device).expand(len(like), -1)
+        grid = Grid(grid.height, grid.width, grid.prefix, cells=cells, sizes=like.new_ones(len(like), patches))
+    noise = torch.randn(len(like), grid.tokens, block.attn.dim, generator=torch.Generator().manual_seed(0))
     return noise.to(like), Context(grid)
 
 

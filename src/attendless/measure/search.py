@@ -68,6 +68,7 @@ def mixes(
     host: nn.Module,
     specs: Sequence[Spec],
     images: Tensor,
+    batch: int,
     points: int,
     budget: float,
     notes: Notes,
@@ -86,8 +87,8 @@ def mixes(
     asked = ", ".join(map(str, specs))
     costs = torch.tensor(
         notes.get(
-            f"milliseconds {on} of {asked}",
-            lambda: block_costs(chosen, specs, images[:1], budget, progress).tolist(),
+            f"milliseconds {on} of {asked}, batch {batch}",
+            lambda: block_costs(chosen, specs, batch_of(images, batch), budget, progress).tolist(),
         )
     )
     if not slower and not bool((costs[:, 1:] < costs[:, :1]).any()):
@@ -110,6 +111,11 @@ def mixes(
     return [(list(mix), saved) for mix, saved in found.items()]
 
 
+def batch_of(images: Tensor, batch: int) -> Tensor:
+    """So many images at once for the clock, the same again where there are fewer."""
+    return images[torch.arange(batch, device=images.device) % len(images)]
+
+
 def _milliseconds(cost: Tensor, mix: Sequence[int]) -> float:
     return float(cost[torch.arange(len(cost)), list(mix)].sum())
 
@@ -127,7 +133,7 @@ def named(host: nn.Module, specs: Sequence[Spec], mix: Sequence[int]) -> tuple[s
 
 @torch.inference_mode()
 def block_costs(
-    slots: Sequence[Slot], specs: Sequence[Spec], image: Tensor, budget: float, progress: Progress
+    slots: Sequence[Slot], specs: Sequence[Spec], images: Tensor, budget: float, progress: Progress
 ) -> Tensor:
     """[layers, 1 + specs]: milliseconds of a block as it is, and with each spec, for `budget` seconds in all; blocks of
     one kind are timed once."""
@@ -142,7 +148,7 @@ def block_costs(
                 for spec in specs:
                     slot.put(slot.make(spec))
                     blocks.append(_twin(slot.block, "attn"))  # the next one is put into the same block
-                args, kwargs = _inputs(slot.model, slot.name, image)
+                args, kwargs = _inputs(slot.model, slot.name, images)
             calls = {str(i): partial(block, *args, **kwargs) for i, block in enumerate(blocks)}
             raced = race(calls, budget=budget / len(set(kinds)))
             timed[kind] = [1e3 * raced.median(name) for name in calls]
@@ -159,14 +165,14 @@ def _twin(module: nn.Module, *inside: str) -> nn.Module:
     return twin
 
 
-def _inputs(host: nn.Module, name: str, image: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What enters a block, for one image."""
+def _inputs(host: nn.Module, name: str, images: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What enters a block."""
     found: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     hook = host.get_submodule(name).register_forward_pre_hook(
         lambda _, args, kwargs: found.append((args, kwargs)), with_kwargs=True
     )
     try:
-        host(image)
+        host(images)
     finally:
         hook.remove()
     return found[0]

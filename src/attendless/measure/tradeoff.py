@@ -18,11 +18,11 @@ from .judge import Judgement, images_to_tell
 
 #: The columns of the table; `Candidate.cells` fills all but the first.
 COLUMNS = (
-    *("#", "attention", "reducer", "size", "ms", "speed-up (quartiles)", "expected loss (95 %)", "same answer (95 %)"),
+    *("#", "attention", "reducer", "size", "batch", "ms", "speed-up (quartiles)", "expected loss (95 %)", "same answer (95 %)"),
     *("MACs", "note"),
 )
 HOW_TO_READ = (
-    "speed-up: median ratio to the dense model, batch 1, all timed by turns; ms is the dense model's, divided by it.",
+    "speed-up: median ratio to the dense model, all timed by turns; ms an image: the dense model's, divided by it.",
     "expected loss: points of top-1, taking the dense model to be as sure as it says, or as right as --accuracy says; "
     "no labels were used.",
     "same answer: share of the images answered as by the dense model. MACs: what is left of the whole model's.",
@@ -35,7 +35,7 @@ class Candidate:
 
     `typical_drop` is what candidates lose whose answers moved as far, in points.
     `layers` are those changed of `depth`: in a model with attentions of its own, `attention` counts for them alone.
-    Without `tokens`, what the model has of that stays.
+    Without `tokens`, what the model has of that stays. Times are of one image, of a batch of `batch`.
     """
 
     attention: str
@@ -49,6 +49,7 @@ class Candidate:
     typical_drop: float
     timed: Comparison
     dense_ms: float
+    batch: int = 1
 
     @property
     def changed(self) -> bool:
@@ -96,6 +97,7 @@ class Candidate:
             "layers": list(self.layers),
             "tokens_spec": self.tokens or None,
             "size": list(self.size),
+            "batch": self.batch,
             "latency_ms": self.latency_ms,
             "dense_latency_ms": self.dense_ms,
             "speedup": self.speedup,
@@ -115,6 +117,7 @@ class Candidate:
             self.attention,
             self.tokens or "–",
             size_text(self.size),
+            str(self.batch),
             f"{self.latency_ms:.2f}",
             "1.00×" if dense else f"{self.speedup:.2f}× ({low:.2f}–{high:.2f})",
             "–" if dense else self.judged.drop_text(),
@@ -255,7 +258,8 @@ class Tuned:
     @property
     def findings(self) -> list[str]:
         """What came of it, in a few lines."""
-        lines = [f"chosen at {size_text(self.chosen.size)} px: {self.reason}"]
+        at_once = f", {self.chosen.batch} images at once" if self.chosen.batch > 1 else ""
+        lines = [f"chosen at {size_text(self.chosen.size)} px{at_once}: {self.reason}"]
         if self.chosen.changed:
             lines += [
                 f"on {self.fresh.images} fresh images, which had no part in the search or the choice: expected loss "

@@ -69,6 +69,7 @@ def tune(
     max_drop: float | None = None,
     target_ms: float | None = None,
     accuracy: float | None = None,
+    batch: int = 1,
     probe: int = 64,
     points: int = 8,
     budget: float = 10.0,
@@ -80,16 +81,18 @@ def tune(
 
     `attention` names a mechanism with a `keep` option, `tokens` the reducer to search over (`tome`) or to take as it is
     (`tome:r=8`); `none` leaves the one or the other as it stands. `max_drop` bounds the expected loss of top-1, in
-    points (0.5 if neither bound is given), `target_ms` asks for a latency at batch 1 instead. `accuracy` is the model's
-    own top-1 on such images in percent, if it is known: the loss is expected by how sure the model is of its answers,
-    and many are right more often than they are sure. Up to `probe` images serve the search; one half of the others
-    chooses among what it found, and the other half reports on the choice. Up to 2 · `points` candidates are timed, each
-    for about `budget` seconds. `resume` is a folder in which what was
-    measured is kept: the same search, started again, goes on from there.
+    points (0.5 if neither bound is given), `target_ms` the milliseconds an image may take instead. Times are of `batch`
+    images at once: merging tokens gains more there. `accuracy` is the model's own top-1 on such images in percent, if
+    it is known: the loss is expected by how sure the model is of its answers, and many are right more often than they
+    are sure. Up to `probe` images serve the search; one half of the others chooses among what it found, and the other
+    half reports on the choice. Up to 2 · `points` candidates are timed, each for about `budget` seconds. `resume` is a
+    folder in which what was measured is kept: the same search, started again, goes on from there.
     """
     goal, specs = Goal(max_drop, target_ms), searched(attention, tokens, rates)
     if probe < 2 or points < 2 or not budget > 0:
         raise UserError(f"probe={probe}, points={points}, budget={budget}: expected 2, 2 and more than 0 seconds")
+    if batch < 1:
+        raise UserError(f"batch={batch}: expected how many images are to be run at once, 1 or more")
     if accuracy is not None and not 0 < accuracy < 100:
         raise UserError(f"accuracy={accuracy}: expected the model's top-1 in percent, between 0 and 100")
     check_images(images)
@@ -101,7 +104,7 @@ def tune(
         raise UserError("the model has no classifier: tune judges by the answers it gives")
     known = f"{attention_of(host)} {getattr(host, 'tokens', '')} {probe}"
     notes = Notes(resume, digest_of(host, images, known) if resume is not None else "")
-    proposals, said = propose(host, specs, tokens, parts[0], goal, points, budget, notes, progress)
+    proposals, said = propose(host, specs, tokens, parts[0], goal, batch, points, budget, notes, progress)
     # The host stands for the dense model where answers are asked for, as it gives plain logits; the clock runs the
     # dense model itself.
     models = [host, *(_sharing(_built(model, one).eval(), dense) for one in proposals[1:])]
@@ -113,7 +116,7 @@ def tune(
     drops = [one.expected_drop for one in judged]
     usual = typical(drops, moved)
     places = shortlist(proposals, [*map(max, drops, usual)], goal, 2 * points)
-    raced = _race([dense, *(models[i] for i in places[1:])], parts[1][:1], budget, progress)
+    raced = _race([dense, *(models[i] for i in places[1:])], search.batch_of(parts[1], batch), budget, progress)
     size = (images.shape[-2], images.shape[-1])
     macs = [count(models[i], size) for i in places]
     depth = len(search.find_slots(host))
@@ -129,7 +132,8 @@ def tune(
             judged[i],
             usual[i],
             raced.compare(place, _DENSE),
-            1e3 * raced.median(_DENSE),
+            1e3 * raced.median(_DENSE) / batch,
+            batch,
         )
         for i, each, place in zip(places, macs, raced.seconds, strict=True)
     ]
@@ -186,17 +190,17 @@ def _answered(model: nn.Module, images: Tensor, belief: Tensor, name: str, step:
     return found.argmax(-1).tolist(), divergence(belief, found)
 
 
-def _race(models: Sequence[nn.Module], image: Tensor, budget: float, progress: search.Progress) -> Race:
+def _race(models: Sequence[nn.Module], images: Tensor, budget: float, progress: search.Progress) -> Race:
     """All models by turns, the dense one first, for `budget` seconds each or as long as a verdict takes."""
 
     def forward(model: nn.Module) -> Call:
         def call() -> object:
             with torch.inference_mode():
-                return model(image)
+                return model(images)
 
         return call
 
-    timer = device_timer(image.device)
+    timer = device_timer(images.device)
     calls = {str(i) if i else _DENSE: forward(model) for i, model in enumerate(models)}
     lap = sum(timer(call) for call in calls.values())
     seconds = max(budget * (len(models) - 1), _ROUNDS * lap)
