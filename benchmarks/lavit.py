@@ -44,7 +44,10 @@ MODEL = "deit_tiny_patch16_224"
 VANILLA = (8, 6, 4)
 #: As copies of the layer before, and fitted: heads mixed alone, Δ of low rank, the poster's dense maps.
 MAPS = {"copied": "map=none", "heads": "map=none", "default": "", "dense": "map=dense"}
-DISTIL = {"new": "epochs=1,lr=1e-3,batch=16", "all": "epochs=6,lr=2e-4,batch=32,tokens=0.2"}
+#: How long those with so many vanilla layers learn, in epochs. What stands two layers before the first that reads stays
+#: as it was: so few pictures would spoil it, and it need not be gone back through.
+EPOCHS = {8: 30, 6: 8, 4: 8}
+LESSON = "lr=3e-4,batch=32,tokens=0.2,cutmix=1.0,precision=bf16"
 FITTED_TO = 32
 #: What is changed in a small LaViT; `dp` is in the spec of its less attention.
 ABLATION: dict[str, dict[str, Any]] = {
@@ -141,9 +144,15 @@ def distilled(args: argparse.Namespace) -> None:
         if name not in read(args.out / "rows.json") and re.search(args.only, name):
             whole(distill(
                 MODEL, args.distil, attention=spec(vanilla, "default"), weights=args.weights, eval_every=100,
-                out=student(args, vanilla).parent, run=Run(workers=0, log_every=20), change=DISTIL,
+                out=student(args, vanilla).parent, run=Run(workers=0, log_every=20),
+                change={"new": "epochs=0", "all": lesson(vanilla)},
             ))  # fmt: skip
         judge(args, dense, {name: partial(load, student(args, vanilla))})
+
+
+def lesson(vanilla: int) -> str:
+    learns = [*(f"blocks.{i}.*" for i in range(vanilla - 2, 12)), "norm.*", "head.*"]
+    return f"epochs={EPOCHS[vanilla]},{LESSON},trained={'/'.join(learns)}"
 
 
 def student(args: argparse.Namespace, vanilla: int) -> Path:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from attendless import Context, Grid, create
+from attendless.backbones import Columnar
 from attendless.convert.breakeven import breakeven
 from attendless.errors import UserError
 from attendless.sparse import (
@@ -177,6 +178,14 @@ def test_it_never_changes_the_function(spec: str) -> None:
 
 
 @needs_kernels
+@pytest.mark.filterwarnings("ignore")
+def test_tracing_is_refused_with_what_to_do_instead() -> None:
+    shape = {"img_size": 32, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2}
+    model = Columnar(**shape, attention="foveal:keep=0.25,cell=2,tile=2").eval()
+    with pytest.raises(UserError, match=r"foveal: torch\.jit\.trace.*torch\.export"):
+        torch.jit.trace(model, torch.randn(1, 3, 32, 32))
+
+
 def test_break_even_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: ({}, True))
     grid = Grid(16, 16, 1)

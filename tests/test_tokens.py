@@ -112,7 +112,7 @@ def test_attentions_that_take_reduced_sets_compose(attention: str) -> None:
 
 
 def test_what_cannot_compose_says_why() -> None:
-    with pytest.raises(UserError, match=r"window.*cannot serve grid 1\+8x8 reduced to 60"):
+    with pytest.raises(UserError, match=r"window.*cannot serve grid 1\+8x8 reduced to 61"):
         column("window:size=4", "tome:r=4")
     with pytest.raises(UserError, match=r"evit .* reads the class_attention of efficient, which cannot leave it"):
         column("efficient", "evit:keep=0.5,at=1")

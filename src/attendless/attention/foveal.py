@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from .. import options
-from ..sparse import canvas, operations
+from ..sparse import canvas, dispatch, operations
 from ..sparse import foveal as definition
 from ..sparse.executor import Case
 from .contract import Attention
@@ -58,6 +58,7 @@ class Foveal(Attention):
     turn = 0.0
 
     def layout(self, grid: Grid) -> definition.Layout:
+        dispatch.refuse_tracing(self.name)  # where the sides of a grid are no numbers
         options, (height, width) = self.options, canvas.sides(grid.depth, grid.height, grid.width)
         if self.turn > MOST_TURN and options.coarse == "auto":
             options = dataclasses.replace(options, coarse=0)

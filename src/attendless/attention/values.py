@@ -120,7 +120,7 @@ class Grid:
     def __str__(self) -> str:
         prefix = f"{self.prefix}+" if self.prefix else ""
         frames = f"{self.depth}x" if self.depth > 1 else ""
-        return f"{prefix}{frames}{self.height}x{self.width}" + (f" reduced to {self.patches}" if self.reduced else "")
+        return f"{prefix}{frames}{self.height}x{self.width}" + (f" reduced to {self.tokens}" if self.reduced else "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -29,9 +29,14 @@ def exchange(
     if below_breakeven not in ("full", "keep"):
         raise unknown("below_breakeven", str(below_breakeven), ("full", "keep"))
     if attention is None:
-        return [_leave(slot) for slot in slots], None
+        return [_leave(slot, None, "unchanged", "no other attention was asked for") for slot in slots], None
     specs, chosen = specs_for(attention, slots), select_layers(layers, len(slots))
-    rows = [_exchange(slot, specs[i], below_breakeven) if i in chosen else _leave(slot) for i, slot in enumerate(slots)]
+    rows = [
+        _exchange(slot, specs[i], below_breakeven)
+        if i in chosen
+        else _leave(slot, None, NOT_CHOSEN, "not among the layers asked for")
+        for i, slot in enumerate(slots)
+    ]
     left = sum(row.decision in (LEFT, LEFT_FULL) for row in rows)
     return rows, _pays_from(slots, specs, size) if left and left == sum(not slots[i].stays for i in chosen) else None
 
@@ -60,7 +65,7 @@ def _put(slot: Slot, asked: Spec, ours: Attention | None, verdict: str, reason: 
     return LayerReport(slot.name, grid, tokens, str(asked), spec, verdict, reason, copied, new, dropped, before, after)
 
 
-def _leave(slot: Slot, spec: Spec | None = None, verdict: str = NOT_CHOSEN, reason: str = "") -> LayerReport:
+def _leave(slot: Slot, spec: Spec | None, verdict: str, reason: str) -> LayerReport:
     """Leave a layer's attention as it stands."""
     macs, now = slot.now + slot.others, str(slot.spec or type(slot.attn).__name__)
     asked, kept = None if spec is None else str(spec), tuple(sorted(slot.weights()))

@@ -178,7 +178,7 @@ class Report:
         return lines + ([str(self.difference)] if self.difference else [])
 
     def _done(self, count: int) -> str:
-        if all(layer.decision == NOT_CHOSEN for layer in self.layers):
+        if all(layer.asked is None for layer in self.layers):
             return "attentions as they were"
         return f"{count} of {len(self.layers)} layers converted"
 

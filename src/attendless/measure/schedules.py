@@ -251,7 +251,8 @@ def block_times(host: Any, images: Tensor, budget: float, progress: Progress) ->
 
 
 def _given(block: Any, grid: Grid, patches: int, like: Tensor) -> tuple[Tensor, Context]:
-    """Something for a block to run on: so many patches of the grid, as many images as there are in `like`. What it is does not matter to the clock."""
+    """Something for a block to run on: so many patches of the grid, of as many images as `like`. What it is does not
+    matter to the clock."""
     if patches < grid.patches:
         cells = torch.arange(patches, device=like.device).expand(len(like), -1)
         grid = Grid(grid.height, grid.width, grid.prefix, cells=cells, sizes=like.new_ones(len(like), patches))

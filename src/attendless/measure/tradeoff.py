@@ -18,8 +18,8 @@ from .judge import Judgement, images_to_tell
 
 #: The columns of the table; `Candidate.cells` fills all but the first.
 COLUMNS = (
-    *("#", "attention", "reducer", "size", "batch", "ms", "speed-up (quartiles)", "expected loss (95 %)", "same answer (95 %)"),
-    *("MACs", "note"),
+    *("#", "attention", "reducer", "size", "batch", "ms", "speed-up (quartiles)", "expected loss (95 %)"),
+    *("same answer (95 %)", "MACs", "note"),
 )
 HOW_TO_READ = (
     "speed-up: median ratio to the dense model, all timed by turns; ms an image: the dense model's, divided by it.",

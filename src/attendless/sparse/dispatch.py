@@ -126,8 +126,17 @@ def compiling() -> bool:
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
+def refuse_tracing(op: str) -> None:
+    if torch.jit.is_tracing():
+        raise UserError(
+            f"{op}: torch.jit.trace, which PyTorch gives up, does not see what is computed here; torch.export, "
+            "torch.compile and `attendless export` do"
+        )
+
+
 def run(case: Case, *tensors: Any, **more: Any) -> Any:
     """Compute a call by whoever is chosen."""
+    refuse_tracing(case.op)
     if not compiling():
         return executor(case.op, choose(case).executor).run(case, *tensors, **more)
     plan = (type(case.plan), dataclasses.astuple(case.plan))
