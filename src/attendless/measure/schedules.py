@@ -41,8 +41,9 @@ SEARCHED = "tome"
 PROTECTIONS = (0.0, 0.05, 0.1, 0.2)
 #: How many changes are tried.
 TRIALS = 96
-#: Plain schedules: shares of the depth from which on tokens are merged, every how many layers, and shares of them.
-_STARTS, _EVERY, _GONE = (1 / 6, 1 / 3), (1, 2, 4), (0.35, 0.55, 0.7)
+#: Plain schedules merge in every layer, or in every so many, between two shares of the depth, a share of the tokens.
+_SPANS = ((1 / 12, 3 / 4), (1 / 6, 11 / 12), (1 / 3, 11 / 12))
+_EVERY, _GONE = (1, 2, 4), (0.45, 0.65, 0.8)
 #: A change is one in so many of the patches that a layer has before any merging, or a few times that.
 _STEP = 40
 #: Shares of its patches for which a block is timed, and for which it is timed while it merges.
@@ -108,7 +109,7 @@ class _Trials:
         """From now on protect so what the class token looks at, if a schedule from the middle harms less for it."""
         before, self.protect = self.protect, protect
         try:
-            harm = self.judged(self.merging(_plain(self.patches, _STARTS[0], 1, _GONE[1]))).harm
+            harm = self.judged(self.merging(_plain(self.patches, _SPANS[1], 1, _GONE[1]))).harm
         except UserError:  # an attention that cannot say what the class token looks at
             harm = math.inf
         if harm < self.least:
@@ -153,11 +154,10 @@ def evolve(tried: Any, most: float, trials: int, step: Callable[[int], None]) ->
     """What nothing beats in both milliseconds and harm, of all that was tried, the slowest first: the model as it is,
     plain schedules, and changes of the best; none expected to lose more than `most` points."""
     draw, seen, front = random.Random(0), {tried.plain.r}, list[Schedule]()
-    waiting = [_plain(tried.patches, *which) for which in itertools.product(_STARTS, _EVERY, _GONE)]
+    waiting = [_plain(tried.patches, *which) for which in itertools.product(_SPANS, _EVERY, _GONE)]
     for _ in range(trials):
         for _ in range(100):  # a change may give what was seen before, or what is slower than the model as it is
-            # Of two, the quicker: what is chosen in the end stands near the end of the front.
-            parent = min(draw.choices([tried.plain, *front], k=2), key=lambda one: one.ms)
+            parent = draw.choice([tried.plain, *front])
             r = waiting.pop(0) if waiting else _changed(parent.r, tried.patches, draw)
             found = tried.merging(r)
             if found.r not in seen and found.ms < tried.plain.ms:
@@ -172,10 +172,12 @@ def evolve(tried: Any, most: float, trials: int, step: Callable[[int], None]) ->
     return [tried.plain, *sorted(front, key=lambda one: -one.ms)]
 
 
-def _plain(patches: Sequence[int], start: float, every: int, share: float) -> list[int]:
-    """The same share of the patches merged in every so many layers, from a share of the depth on; never in the last,
+def _plain(patches: Sequence[int], span: tuple[float, float], every: int, share: float) -> list[int]:
+    """A share of the patches merged, evenly, in every so many layers between two shares of the depth; never in the last,
     behind which there is nothing to save."""
-    layers = range(round(start * len(patches)), max(1, len(patches) - 1), every)
+    first, end = (round(part * len(patches)) for part in span)
+    first = min(first, max(0, len(patches) - 2))
+    layers = range(first, max(first + 1, min(end, len(patches) - 1)), every)
     return [round(share * n / len(layers)) if i in layers else 0 for i, n in enumerate(patches)]
 
 
