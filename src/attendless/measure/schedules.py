@@ -173,8 +173,8 @@ def evolve(tried: Any, most: float, trials: int, step: Callable[[int], None]) ->
 
 
 def _plain(patches: Sequence[int], span: tuple[float, float], every: int, share: float) -> list[int]:
-    """A share of the patches merged, evenly, in every so many layers between two shares of the depth; never in the last,
-    behind which there is nothing to save."""
+    """A share of the patches merged, evenly, in every so many layers between two shares of the depth; never in the
+    last, behind which there is nothing to save."""
     first, end = (round(part * len(patches)) for part in span)
     first = min(first, max(0, len(patches) - 2))
     layers = range(first, max(first + 1, min(end, len(patches) - 1)), every)
