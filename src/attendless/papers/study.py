@@ -134,8 +134,9 @@ def carry_out(
             raise UserError(f"{part.title}, {entry.row}, seed {seed}: {outcome.reason}. The same command goes on")
         told = f"{outcome.result['top1']:.2f} % after {outcome.result['seconds']:.0f} s"
         say(f"{number}/{len(todo)} {entry.row} ({entry.model}), seed {seed}: {told}")
-    if any(finished(folder) is None for folder in every):
-        say("the other runs are under way in another process")
+    left = sum(finished(folder) is None for folder in every)
+    if left:
+        say(f"{left} of {len(every)} runs are another process's; should it have ended, the same command goes on")
     elif study.timed:
         with only_run(out):
             _race(study, out, say)
