@@ -44,7 +44,8 @@ STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
     224: (1000, 32, [
         ("full", "tome:r=14,start=4"), ("full", "tome:r=8"), ("full", "tome:r=8,protect=0.1"),
         ("full", "tome:r=16/8,start=1,protect=0.1"), ("full", "tome:r=15,start=1,protect=0.1"), ("full", "tome:r=13"),
-        ("full", "tome:r=13,protect=0.1"), ("full", "tome:r=16,protect=0.1"), ("full", "evit:keep=0.7"),
+        ("full", "tome:r=13,protect=0.1"), ("full", "tome:r=16,protect=0.1"),
+        ("full", "tome:r=0/24/23/22/20/19/17/16/15/0/0/0,protect=0.1"), ("full", "evit:keep=0.7"),
         (FOVEAL, "none"), (FOVEAL, "tome:r=8,protect=0.1"), (SPARSIFINER, "none"),
         (SPARSIFINER, "tome:r=8,protect=0.1"),
     ]),
@@ -63,7 +64,10 @@ STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
     ]),
 }  # fmt: skip
 #: What is trained, at 224 px, and how.
-LEARNED = {"tome:r=16,protect=0.1": "epochs=16,cutmix=1.0,eval_every=4"}
+LEARNED = {
+    "tome:r=16,protect=0.1": "epochs=16,cutmix=1.0,eval_every=4",
+    "tome:r=0/24/23/22/20/19/17/16/15/0/0/0,protect=0.1": "epochs=36,cutmix=1.0,precision=bf16,eval_every=12",
+}
 #: For dense heads, at 384 px.
 FEATURES = (
     "tome:r=44", "tome:r=44,start=2", "tome:r=44,start=2,until=10", "tome:r=44,until=10", "tome:keep=0.3",
@@ -94,6 +98,8 @@ def main() -> None:
 
 def learn(args: argparse.Namespace) -> None:
     for tokens, how in LEARNED.items():
+        if not re.search(args.only, f"224 learned {tokens}"):
+            continue
         run = Run(workers=0, log_every=20)
         whole(distill(MODEL, args.distil, tokens=tokens, weights=args.weights, out=student(args, tokens).parent,
                       change={"all": how}, run=run))  # fmt: skip

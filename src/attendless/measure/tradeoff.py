@@ -160,7 +160,7 @@ class Goal:
         fitting = [c for c in quicker if self.fits(c)]
         if self.target_ms is not None:
             return self._within_time(dense, quicker, fitting)
-        bound = f"expected to lose at most {self.max_drop:g} points"
+        bound = f"expected to lose at most {points_text(self.max_drop or 0)}"
         if fitting:
             return max(fitting, key=lambda c: c.speedup), f"the quickest of those {bound}"
         nothing = f"nothing {bound}" if quicker else "nothing"
@@ -184,11 +184,11 @@ class Goal:
         if bound is None or high <= bound:
             return ""
         if low > bound:
-            return f"fresh images say that it loses more than {bound:g} points: search with more images than {images}"
+            return f"fresh images say that it loses more than {points_text(bound)}: search with more than {images}"
         needed = images_to_tell(fresh, bound) * images / fresh.images
         more = f"about {float(f'{needed:.1g}'):,.0f} images in all would, if it is what it seems"
         more = more if needed < 1e6 else "nor would a million"
-        return f"{fresh.images} fresh images cannot tell whether it loses at most {bound:g} points; {more}"
+        return f"{fresh.images} fresh images cannot tell whether it loses at most {points_text(bound)}; {more}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,6 +284,10 @@ class Tuned:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
         return "\n".join([*lines, "", *self.findings, f"  {self.attention}", *[f"  {self.tokens}"] * bool(self.tokens)])
+
+
+def points_text(count: float) -> str:
+    return f"{count:g} point{'s' if count != 1 else ''}"
 
 
 def table(found: Sequence[Tuned]) -> list[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..measure.tradeoff import Candidate, Tuned
+from ..measure.tradeoff import Candidate, Tuned, points_text
 from ..palette import COLOURS
 from ..sizes import Size, size_text
 from .figures import new_figure, save_figure
@@ -51,10 +51,11 @@ def figure(found: Sequence[Tuned], ink: str = "black") -> Figure:
     axes.plot([], [], "o", color="none", markeredgecolor=ink, markersize=5, label="not on the front")
     bound = found[0].goal.max_drop
     if bound is not None:
-        axes.axhline(bound, color=ink, linestyle=":", linewidth=1, label=f"{bound:g} points, as asked")
+        axes.axhline(bound, color=ink, linestyle=":", linewidth=1, label=f"{points_text(bound)}, as asked")
     axes.invert_yaxis()
     axes.margins(x=0.08, y=0.12)
-    axes.set_xlabel("speed-up against the dense model, batch 1 (bars: quartiles)", color=ink)
+    batch = found[0].chosen.batch
+    axes.set_xlabel(f"speed-up against the dense model, batch {batch} (bars: quartiles)", color=ink)
     axes.set_ylabel("expected loss of top-1, points (bars: 95 %)", color=ink)
     axes.tick_params(colors=ink)
     axes.spines[:].set_color(ink)
