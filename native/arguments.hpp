@@ -21,22 +21,22 @@ bool is(const Any& array, std::initializer_list<int> shape) {
   return std::all_of(shape.begin(), shape.end(), [&](int size) { return array.shape(axis++) == size_t(size); });
 }
 
-inline View view(const Heads& array, const char* name, const Problem& problem, int tokens, int width) {
+inline View view(const AnyHeads& array, const char* name, const Problem& problem, int tokens, int width) {
   require(is(array, {problem.batch, problem.heads, tokens, width}), name, " has another shape than its fellows");
   require(width >= 1, name, " must have at least one channel");
   require(width == 1 || array.size() == 0 || array.stride(3) == 1, name, " must have adjacent channels");
-  return {array.data(), array.stride(0), array.stride(1), array.stride(2), width};
+  return {array.data(), array.stride(0), array.stride(1), array.stride(2), width, array.bf16};
 }
 
-inline View view(const Heads& array, const char* name, const Problem& problem) {
+inline View view(const AnyHeads& array, const char* name, const Problem& problem) {
   return view(array, name, problem, problem.tokens, size_of(array.shape(3), name));
 }
 
-inline View view(const Heads& array, const char* name, const Problem& problem, int width) {
+inline View view(const AnyHeads& array, const char* name, const Problem& problem, int width) {
   return view(array, name, problem, problem.tokens, width);
 }
 
-inline Problem problem_of(const Heads& first, const char* name, int threads) {
+inline Problem problem_of(const AnyHeads& first, const char* name, int threads) {
   Problem problem{};
   problem.batch = size_of(first.shape(0), name);
   problem.heads = size_of(first.shape(1), name);
@@ -46,7 +46,8 @@ inline Problem problem_of(const Heads& first, const char* name, int threads) {
   return problem;
 }
 
-inline Problem problem_of(const Heads& q, const Heads& k, const std::optional<Bias>& bias, float scale, int threads) {
+inline Problem problem_of(const AnyHeads& q, const AnyHeads& k, const std::optional<Bias>& bias, float scale,
+                          int threads) {
   Problem problem = problem_of(q, "q", threads);
   problem.scale = scale;
   problem.q = view(q, "q", problem);
@@ -60,7 +61,7 @@ inline Problem problem_of(const Heads& q, const Heads& k, const std::optional<Bi
   return problem;
 }
 
-inline void add_result(Problem& problem, const Heads& v, const Heads& out, const Lse& lse) {
+inline void add_result(Problem& problem, const AnyHeads& v, const AnyHeads& out, const Lse& lse) {
   problem.v = view(v, "v", problem);
   problem.out = view(out, "out", problem, problem.v.width);
   require(is(lse, {problem.batch, problem.heads, problem.tokens}), "lse must be [batch, heads, tokens]");

@@ -4,6 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
+
+#include "bf16.hpp"
 
 namespace attendless {
 
@@ -40,6 +43,7 @@ class Array {
 };
 
 using Heads = Array<float, 4, Lies::anyhow>;   // [B, H, N, channels]
+using HalfHeads = Array<Bf16, 4, Lies::anyhow>;
 using Tokens = Array<float, 3, Lies::anyhow>;  // [B, N, channels]
 using Lse = Array<float, 3>;                   // [B, H, N]
 using Bias = Array<float, 2>;                  // [B, N]
@@ -50,5 +54,17 @@ using Counts = Array<int32_t, 3>;              // [B, H, N]
 using Floats = Array<float, 1>;
 using Indices = Array<int32_t, 1>;
 using Longs = Array<int64_t, 2>;               // [B, patches or cells]
+
+// [B, H, N, channels] of floats or of bfloat16: what a forward pass takes and gives.
+struct AnyHeads : Array<void, 4, Lies::anyhow> {
+  bool bf16 = false;
+
+  AnyHeads() = default;
+  template <class T>
+  AnyHeads(const Array<T, 4, Lies::anyhow>& x)
+      : Array(x.data(), {x.shape(0), x.shape(1), x.shape(2), x.shape(3)},
+              {x.stride(0), x.stride(1), x.stride(2), x.stride(3)}),
+        bf16(std::is_same_v<T, Bf16>) {}
+};
 
 }  // namespace attendless

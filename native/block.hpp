@@ -19,7 +19,7 @@ struct BlockHead {
   struct Local {
     Cursor attend;
     Local(const Block& b, Cursor& memory)
-        : attend(memory.part(Attend<W>::scratch(b.problem.q.width, b.problem.v.width))) {}
+        : attend(memory.part(attend_scratch<W>(b.problem))) {}
   };
 
   BlockHead(const Block& b, int image, int head_index, Cursor& memory)

@@ -52,16 +52,16 @@ struct FovealCall {
 
 }  // namespace
 
-void foveal_select(const Heads& q, const Heads& k, const std::optional<Bias>& bias,
+void foveal_select(const AnyHeads& q, const AnyHeads& k, const std::optional<Bias>& bias,
                    const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
                    const Chosen& chosen) {
   const Problem problem = problem_of(q, k, bias, scale, threads);
   FovealCall(problem, layout, places, chosen, true).run(kernels().foveal);
 }
 
-void foveal_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
+void foveal_attend(const AnyHeads& q, const AnyHeads& k, const AnyHeads& v, const std::optional<Bias>& bias,
                    const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
-                   const std::optional<Chosen>& chosen, bool select, const Heads& out, const Lse& lse) {
+                   const std::optional<Chosen>& chosen, bool select, const AnyHeads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
   FovealCall(problem, layout, places, chosen, select).run(kernels().foveal);
@@ -104,9 +104,9 @@ void run_block(const Block& block, void (*kernel)(const Block&)) {
 
 }  // namespace
 
-void block_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
+void block_attend(const AnyHeads& q, const AnyHeads& k, const AnyHeads& v, const std::optional<Bias>& bias,
                   const Indices& query_start, const Indices& queries, const Indices& key_start, const Indices& keys,
-                  float scale, int threads, const Heads& out, const Lse& lse) {
+                  float scale, int threads, const AnyHeads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
   run_block(block_of(problem, query_start, queries, key_start, keys), kernels().block);
@@ -142,9 +142,9 @@ void run_gather(const Problem& problem, const Chosen& indices, const std::option
 
 }  // namespace
 
-void gather_attend(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
+void gather_attend(const AnyHeads& q, const AnyHeads& k, const AnyHeads& v, const std::optional<Bias>& bias,
                    const Chosen& indices, const std::optional<Counts>& counts, float scale, int threads,
-                   const Heads& out, const Lse& lse) {
+                   const AnyHeads& out, const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
   run_gather(problem, indices, counts, kernels().gather);
@@ -204,10 +204,11 @@ void sparsifiner_select(const Heads& coefficients, const Tables& basis, int64_t 
   run_sparsifiner(args);
 }
 
-void sparsifiner(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
+void sparsifiner(const AnyHeads& q, const AnyHeads& k, const AnyHeads& v, const std::optional<Bias>& bias,
                  const Heads& coefficients, const Tables& basis, const std::optional<Heads>& tail_scores,
                  const std::optional<Heads>& tail_values, const std::optional<Tables>& share, int64_t budget,
-                 int64_t prefix, float tau, int64_t top, float scale, int threads, const Heads& out, const Lse& lse) {
+                 int64_t prefix, float tau, int64_t top, float scale, int threads, const AnyHeads& out,
+                 const Lse& lse) {
   Problem problem = problem_of(q, k, bias, scale, threads);
   add_result(problem, v, out, lse);
   Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);

@@ -42,7 +42,7 @@ struct FovealHead {
 
     Local(const Foveal& f, Cursor& memory)
         : list(memory.ints(table_rows(f))),
-          attend(memory.part(Attend<W>::scratch(f.problem.q.width, f.problem.v.width))),
+          attend(memory.part(attend_scratch<W>(f.problem))),
           sharp(memory.ints(f.image->cells.count)),
           touched(memory.ints(f.parents.count)),
           opened(memory.ints(f.parents.count + 1)),
@@ -183,8 +183,11 @@ struct FovealHead {
   INLINE void average_queries(int tile, float* mean) const {
     const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
     const float share = foveal.problem.scale / float(end - begin);
-    const auto query = [&](int i) { return head.row(foveal.problem.q, image.tiles.member[begin + i]); };
-    C::sum(mean, end - begin, rows.width, query, [&](int) { return share; });
+    const View& q = foveal.problem.q;
+    head.at(q, 0, [&](const auto* first) {
+      const auto query = [&](int i) { return first + image.tiles.member[begin + i] * q.token; };
+      C::sum(mean, end - begin, rows.width, query, [&](int) { return share; });
+    });
   }
 
   // The caller's, from a tile on.
@@ -277,7 +280,9 @@ struct FovealHead {
   template <class Visit>
   INLINE void visit(int tile, const int32_t* chosen, const Local& local, Visit attend) const {
     const int begin = image.tiles.start[tile], end = image.tiles.start[tile + 1];
-    for (int i = begin; i < end; ++i) prefetch(head.row(foveal.problem.q, image.tiles.member[i]), rows.width);
+    for (int i = begin; i < end; ++i) {
+      head.at(foveal.problem.q, image.tiles.member[i], [&](const auto* query) { prefetch(query, rows.width); });
+    }
     Blurs blurs;
     const int keys = list_rows(chosen, local, blurs);
     attend(keys, image.tiles.member + begin, end - begin, blurs);

@@ -76,7 +76,7 @@ struct GatherHead {
   void attend(int query, const Local& local) const {
     const List seen = list(query);
     float *const q = local.q, *const p = local.p, *const out = local.out;
-    L::load_row(q, head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e);
+    L::load_query(head, query, q);
     L::clear(out, rows.value_width);
     L::scores(rows, head.problem.bias, seen, q, p);
     const auto weighed = L::weigh(p, seen.count);
@@ -91,7 +91,7 @@ struct GatherHead {
     const float* const out = head.row(head.problem.out, query);
     float *const q = local.q, *const g = local.out_grad, *const q_grad = local.q_grad;
     float *const p = local.p, *const slope = local.slope;
-    L::load_row(q, head.row(head.problem.q, query), rows.width, head.problem.scale * kLog2e);
+    L::load_query(head, query, q);
     L::load_row(g, head.row(head.problem.out_grad, query), rows.value_width, 1.f);
     L::clear(q_grad, rows.width);
     const float lse = head.problem.lse[head.index(query)] * kLog2e;

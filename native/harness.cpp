@@ -3,8 +3,10 @@
 // one to four threads, from two callers at once.
 //
 //     harness [problems] [seed]
+#include <cstring>
 #include <thread>
 
+#include "bf16.hpp"
 #include "checks.hpp"
 #include "geometry.hpp"
 #include "harness.hpp"
@@ -20,7 +22,22 @@ View view(Values& x, const Problem& p, int tokens, int width) {
   return {x.data(), int64_t(p.heads) * tokens * width, int64_t(tokens) * width, width, width};
 }
 
-// Everything a problem's pointers point at.
+using Halves = std::vector<Bf16>;
+
+// What bfloat16 leaves of a number: eight digits, the last of them rounded.
+float nearest(float x) {
+  int exponent;
+  const float digits = std::ldexp(std::frexp(x, &exponent), 8);
+  return std::ldexp(std::nearbyint(digits), exponent - 8);
+}
+
+Bf16 narrow(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  return {uint16_t(bits >> 16)};
+}
+
+// Everything a problem's pointers point at. Queries, keys and values are such that bfloat16 holds them too.
 struct Tensors {
   Problem problem{};
   Values q, k, v, bias, out, lse, out_grad, q_grad, k_grad, v_grad, bias_grad;
@@ -35,6 +52,9 @@ struct Tensors {
     const int width = random.from(1, 40), value_width = random.from(1, 40);
     for (Values* x : {&q, &k}) *x = random.values(rows * width);
     for (Values* x : {&v, &out_grad}) *x = random.values(rows * value_width);
+    for (Values* x : {&q, &k, &v}) {
+      for (float& number : *x) number = nearest(number);
+    }
     for (Values* x : {&q_grad, &k_grad}) x->assign(rows * width, NAN);
     for (Values* x : {&out, &v_grad}) x->assign(rows * value_width, NAN);
     for (Values* x : {&lse, &bias_grad}) x->assign(rows, NAN);
@@ -45,6 +65,24 @@ struct Tensors {
     problem.v = view(v, problem, tokens, value_width);
     problem.out = view(out, problem, tokens, value_width);
     problem.lse = lse.data();
+  }
+
+  // The kernel, once more in bfloat16: it must give the same, rounded.
+  template <class Args>
+  void run(void (*kernel)(const Args&), Args args) const {
+    kernel(args);
+    Halves half[4];
+    View* const view[] = {&args.problem.q, &args.problem.k, &args.problem.v, &args.problem.out};
+    const Values* const from[] = {&q, &k, &v, &out};
+    for (int i = 0; i < 4; ++i) {
+      for (const float x : *from[i]) half[i].push_back(narrow(x));
+      view[i]->data = half[i].data();
+      view[i]->bf16 = true;
+    }
+    kernel(args);
+    for (size_t i = 0; i < out.size(); ++i) {
+      if (half[3][i].bits != narrow(nearest(out[i])).bits) wrong("a result in bfloat16");
+    }
   }
 
   void want_gradients() {
@@ -130,7 +168,7 @@ void try_block(Random& random) {
   Block block{p, groups_of(query_start.data(), query_start.size(), queries.data(), queries.size(), p.tokens, "queries"),
               groups_of(key_start.data(), key_start.size(), keys.data(), keys.size(), p.tokens, "keys")};
   require_each_token_once(block.queries, p.tokens);
-  kernels().block(block);
+  t.run(kernels().block, block);
   t.want_gradients();
   block.problem = p;
   block.problem.repeats = has_repeats(block.keys, p.tokens);
@@ -150,7 +188,7 @@ void try_gather(Random& random) {
     lists[row].assign(indices.begin() + row * longest, indices.begin() + row * longest + counts[row]);
   }
   int32_t wrong_index = 0;
-  kernels().gather({p, indices.data(), counts.data(), longest, &wrong_index});
+  t.run(kernels().gather, Gather{p, indices.data(), counts.data(), longest, &wrong_index});
   t.want_gradients();
   kernels().gather_backward({p, indices.data(), counts.data(), longest, &wrong_index});
   if (wrong_index) wrong("gather calls a good index wrong");
@@ -173,7 +211,7 @@ void try_foveal(Random& random) {
   foveal.problem = t.problem;
   foveal.chosen = chosen.data();
   foveal.select = foveal.attend = true;
-  kernels().foveal(foveal);
+  t.run(kernels().foveal, foveal);
   t.want_gradients();
   foveal.problem = t.problem;
   kernels().foveal_backward(foveal);
@@ -221,7 +259,7 @@ void try_sparsifiner(Random& random) {
   args.prefix = std::min(prefix, p.tokens);
   args.coefficients = view(coefficients, p, p.tokens, ranks);
   args.basis = {basis.data(), int64_t(each)};
-  kernels().sparsifiner(args);
+  t.run(kernels().sparsifiner, args);
   args.indices = indices.data();
   args.counts = counts.data();
   kernels().sparsifiner(args);

@@ -7,13 +7,34 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
+// Room for a group's queries and results in floats, where the caller's are not: null where they are.
+struct Aside {
+  float *q = nullptr, *out = nullptr;
+
+  INLINE Aside() {}
+  INLINE Aside(const Problem& problem, Cursor& memory) {
+    if (problem.q.bf16) q = memory.floats(int64_t(kGroup) * problem.q.width);
+    if (problem.out.bf16) out = memory.floats(int64_t(kGroup) * problem.out.width);
+  }
+};
+
 // The rows of one head in the caller's tensors.
 struct Head {
   const Problem& problem;
   int image, head;
 
-  INLINE float* row(const View& view, int64_t token) const {
-    return view.data + image * view.batch + head * view.head + token * view.token;
+  template <class T = float>
+  INLINE T* row(const View& view, int64_t token) const {
+    return static_cast<T*>(view.data) + image * view.batch + head * view.head + token * view.token;
+  }
+  // `visit` is given a pointer to floats or to bfloat16.
+  template <class Visit>
+  INLINE void at(const View& view, int64_t token, Visit visit) const {
+    if (view.bf16) {
+      visit(row<Bf16>(view, token));
+    } else {
+      visit(row(view, token));
+    }
   }
   INLINE int64_t index(int64_t token) const {
     return (int64_t(image) * problem.heads + head) * problem.tokens + token;
@@ -22,12 +43,12 @@ struct Head {
     return problem.bias ? problem.bias + int64_t(image) * problem.tokens : nullptr;
   }
 
-  INLINE Queries queries(const int32_t* token, int count) const {
+  INLINE Queries queries(const int32_t* token, int count, const Aside& aside = {}) const {
     Queries group;
     group.count = count;
     for (int i = 0; i < count; ++i) {
-      group.q[i] = row(problem.q, token[i]);
-      group.out[i] = row(problem.out, token[i]);
+      group.q[i] = aside.q ? aside.q + i * problem.q.width : row(problem.q, token[i]);
+      group.out[i] = aside.out ? aside.out + i * problem.out.width : row(problem.out, token[i]);
       group.lse[i] = problem.lse + index(token[i]);
       if (problem.out_grad.data) {
         group.out_grad[i] = row(problem.out_grad, token[i]);
@@ -43,12 +64,20 @@ template <int W>
 struct Channels {
   using S = Simd<W>;
 
-  static INLINE void copy(float* to, const float* from, int width) {
+  // Floats or bfloat16, whichever either is.
+  template <class To, class From>
+  static INLINE void copy(To* to, const From* from, int width) {
     int c = 0;
     for (; c + W <= width; c += W) S::store(to + c, S::load(from + c));
-    for (; c < width; ++c) to[c] = from[c];
+    if (c == width) return;
+    From rest[W] = {};
+    To lane[W];
+    for (int i = 0; c + i < width; ++i) rest[i] = from[c + i];
+    S::store(lane, S::load(rest));
+    for (int i = 0; c + i < width; ++i) to[c + i] = lane[i];
   }
-  static INLINE void copy_padded(float* to, const float* from, int width) {
+  template <class From>
+  static INLINE void copy_padded(float* to, const From* from, int width) {
     copy(to, from, width);
     for (int c = width; c < padded(width); ++c) to[c] = 0.f;
   }
@@ -62,7 +91,7 @@ struct Channels {
     for (; c + W <= width; c += W) sum_vectors<1>(to, c, count, from, factor);
     for (; c < width; ++c) {
       to[c] = 0.f;
-      for (int i = 0; i < count; ++i) to[c] += factor(i) * from(i)[c];
+      for (int i = 0; i < count; ++i) to[c] += factor(i) * value(from(i)[c]);
     }
   }
 
@@ -87,7 +116,7 @@ struct Channels {
       UNROLL for (int j = 0; j < K; ++j) sum[r][j] = typename S::F{};
     }
     const auto add = [&](int i, typename S::F(&part)[K]) {
-      const float* const row = from(i) + c;
+      const auto* const row = from(i) + c;
       const typename S::F weight = S::splat(factor(i));
       UNROLL for (int j = 0; j < K; ++j) part[j] += weight * S::load(row + j * W);
     };
@@ -106,14 +135,15 @@ struct Channels {
 constexpr int kAhead = 16;  // rows
 
 INLINE void prefetch_token(const Head& head, int64_t token) {
-  prefetch(head.row(head.problem.k, token), head.problem.k.width);
-  prefetch(head.row(head.problem.v, token), head.problem.v.width);
+  head.at(head.problem.k, token, [&](const auto* key) { prefetch(key, head.problem.k.width); });
+  head.at(head.problem.v, token, [&](const auto* value) { prefetch(value, head.problem.v.width); });
 }
 
 template <int W>
 INLINE void pack_token(const Head& head, const KvTable& rows, int64_t to, int64_t token) {
-  Channels<W>::copy_padded(rows.key(to), head.row(head.problem.k, token), rows.width);
-  Channels<W>::copy_padded(rows.value(to), head.row(head.problem.v, token), rows.value_width);
+  using C = Channels<W>;
+  head.at(head.problem.k, token, [&](const auto* key) { C::copy_padded(rows.key(to), key, rows.width); });
+  head.at(head.problem.v, token, [&](const auto* value) { C::copy_padded(rows.value(to), value, rows.value_width); });
   rows.bias[to] = head.biases() ? head.biases()[token] * kLog2e : 0.f;
 }
 
@@ -124,13 +154,31 @@ INLINE void unpack_gradient(const Head& head, const KvTable& grads, int64_t from
   if (head.problem.bias_grad) head.problem.bias_grad[head.index(token)] = grads.bias[from];
 }
 
+// Floats of scratch that attending to a list takes.
+template <int W>
+int64_t attend_scratch(const Problem& problem) {
+  return counted([&](Cursor& memory) {
+    Aside(problem, memory);
+    memory.part(Attend<W>::scratch(problem.q.width, problem.v.width));
+  });
+}
+
 // Attend from `count` queries, however many, to the rows of one list.
 template <int W>
 void attend_all(const Head& head, const KvTable& rows, const int32_t* list, int keys, const int32_t* token, int count,
                 Cursor scratch, const Blurs& blurs = {}) {
-  for (int i = 0; i < count; i += kGroup) {
-    const Queries queries = head.queries(token + i, least(kGroup, count - i));
+  using C = Channels<W>;
+  const View &q = head.problem.q, &out = head.problem.out;
+  const Aside aside(head.problem, scratch);
+  for (int i = 0; i < count; i += kGroup, token += kGroup) {
+    const Queries queries = head.queries(token, least(kGroup, count - i), aside);
+    for (int j = 0; j < queries.count && aside.q; ++j) {
+      C::copy(aside.q + j * q.width, head.row<Bf16>(q, token[j]), q.width);
+    }
     Attend<W>::forward(rows, list, keys, queries, head.problem.scale, blurs, scratch);
+    for (int j = 0; j < queries.count && aside.out; ++j) {
+      C::copy(head.row<Bf16>(out, token[j]), aside.out + j * out.width, out.width);
+    }
   }
 }
 

@@ -6,11 +6,13 @@
 
 namespace attendless {
 
-// A [batch, heads, tokens, channels] tensor of any strides (in floats) but the last, which is 1.
+// A [batch, heads, tokens, channels] tensor of any strides (in numbers) but the last, which is 1. Its numbers are floats;
+// a forward pass's q, k, v and out may also be bfloat16.
 struct View {
-  float* data;
+  void* data;
   int64_t batch, head, token;
   int width;
+  bool bf16 = false;
 };
 
 // Members of each of `count` groups, one after the other: group g holds member[start[g]] … member[start[g + 1] - 1].

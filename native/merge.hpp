@@ -133,7 +133,9 @@ class MergeRun {
     return keys_ ? keys_ + (int64_t(image) * args_.patches + patch) * args_.keys.width : key(image, patch, 0);
   }
   const float* key(int image, int patch, int head) const {
-    return args_.keys.data + image * args_.keys.batch + head * args_.keys.head + (args_.prefix + patch) * args_.keys.token;
+    const View& keys = args_.keys;
+    const float* const data = static_cast<const float*>(keys.data);
+    return data + image * keys.batch + head * keys.head + (args_.prefix + patch) * keys.token;
   }
 
   // The keys of an image, summed over the heads: cosines are the same as of their mean.

@@ -20,20 +20,23 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-// An array of Python's as one of ours. It is held until the call returns.
+// An array of Python's as one of ours. It is held until the call returns. NumPy knows no bfloat16: its bits come as
+// int16.
 namespace nanobind::detail {
 
 template <class T, size_t rank, attendless::Lies lies>
 struct type_caster<attendless::Array<T, rank, lies>> {
   using Ours = attendless::Array<T, rank, lies>;
+  using Number = std::conditional_t<std::is_same_v<T, attendless::Bf16>, int16_t, T>;
   using Theirs = std::conditional_t<lies == attendless::Lies::packed,
-                                    nb::ndarray<T, nb::ndim<rank>, nb::c_contig, nb::device::cpu>,
-                                    nb::ndarray<T, nb::ndim<rank>, nb::device::cpu>>;
+                                    nb::ndarray<Number, nb::ndim<rank>, nb::c_contig, nb::device::cpu>,
+                                    nb::ndarray<Number, nb::ndim<rank>, nb::device::cpu>>;
   NB_TYPE_CASTER(Ours, make_caster<Theirs>::Name)
 
   bool from_python(handle source, uint8_t flags, cleanup_list* cleanup) noexcept {
     if (!held.from_python(source, flags, cleanup)) return false;
     const Theirs& array = held.value;
+    T* const data = reinterpret_cast<T*>(array.data());
     typename Ours::Shape shape;
     typename Ours::Strides strides;
     for (size_t axis = 0; axis < rank; ++axis) {
@@ -41,15 +44,35 @@ struct type_caster<attendless::Array<T, rank, lies>> {
       strides[axis] = array.stride(axis);
     }
     if constexpr (lies == attendless::Lies::packed) {
-      value = Ours(array.data(), shape);
+      value = Ours(data, shape);
     } else {
-      value = Ours(array.data(), shape, strides);
+      value = Ours(data, shape, strides);
     }
     return true;
   }
 
  private:
   make_caster<Theirs> held;
+};
+
+template <>
+struct type_caster<attendless::AnyHeads> {
+  NB_TYPE_CASTER(attendless::AnyHeads, make_caster<attendless::Heads>::Name)
+
+  bool from_python(handle source, uint8_t flags, cleanup_list* cleanup) noexcept {
+    if (floats.from_python(source, flags, cleanup)) {
+      value = floats.value;
+    } else if (halves.from_python(source, flags, cleanup)) {
+      value = halves.value;
+    } else {
+      return false;
+    }
+    return true;
+  }
+
+ private:
+  make_caster<attendless::Heads> floats;
+  make_caster<attendless::HalfHeads> halves;
 };
 
 }  // namespace nanobind::detail

@@ -19,8 +19,13 @@ struct OwnList {
   using F = typename S::F;
 
   // Rows of scratch, as wide as rows of the table.
-  static INLINE void load_row(float* to, const float* from, int width, float factor) {
-    for (int c = 0; c < padded(width); ++c) to[c] = c < width ? from[c] * factor : 0.f;
+  template <class From>
+  static INLINE void load_row(float* to, const From* from, int width, float factor) {
+    for (int c = 0; c < padded(width); ++c) to[c] = c < width ? value(from[c]) * factor : 0.f;
+  }
+  static INLINE void load_query(const Head& head, int query, float* to) {
+    const View& q = head.problem.q;
+    head.at(q, query, [&](const auto* row) { load_row(to, row, q.width, head.problem.scale * kLog2e); });
   }
   static INLINE void clear(float* to, int width) { std::memset(to, 0, sizeof(float) * padded(width)); }
 
@@ -53,10 +58,11 @@ struct OwnList {
   }
 
   // The weighted sum of values, `out`, becomes the query's result.
-  static INLINE void finish(const Head& head, int query, const float* out, const Weighed& weighed) {
+  static INLINE void finish(const Head& head, int query, float* out, const Weighed& weighed) {
     const float share = weighed.total == 0.f ? 0.f : 1.f / weighed.total;  // nothing to look at gives 0
-    float* const result = head.row(head.problem.out, query);
-    for (int c = 0; c < head.problem.v.width; ++c) result[c] = out[c] * share;
+    const int width = head.problem.v.width;
+    for (int c = 0; c < width; ++c) out[c] *= share;
+    head.at(head.problem.out, query, [&](auto* result) { Channels<W>::copy(result, out, width); });
     head.problem.lse[head.index(query)] = weighed.most * kLn2 + __builtin_logf(weighed.total);
   }
 

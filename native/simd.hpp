@@ -10,6 +10,8 @@
 #include <cstring>
 #include <utility>
 
+#include "bf16.hpp"
+
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -36,9 +38,18 @@ INLINE T least(T a, T b) {
   return a < b ? a : b;
 }
 
-// Ask for a row of floats ahead of its use.
-INLINE void prefetch(const float* row, int width) {
-  for (int c = 0; c < width; c += 16) __builtin_prefetch(row + c);
+// Ask for a row ahead of its use.
+template <class T>
+INLINE void prefetch(const T* row, int width) {
+  for (int c = 0; c < width; c += 64 / int(sizeof(T))) __builtin_prefetch(row + c);
+}
+
+INLINE float value(float x) { return x; }
+INLINE float value(Bf16 x) {
+  const uint32_t bits = uint32_t(x.bits) << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
 }
 
 #if defined(__AVX2__)
@@ -52,6 +63,7 @@ struct Simd {
   typedef float F __attribute__((vector_size(4 * W)));
   typedef int32_t I __attribute__((vector_size(4 * W)));
   typedef uint32_t U __attribute__((vector_size(4 * W)));
+  typedef uint16_t H __attribute__((vector_size(2 * W)));
 
   static INLINE F load(const float* from) {
     F x;
@@ -59,6 +71,17 @@ struct Simd {
     return x;
   }
   static INLINE void store(float* to, F x) { std::memcpy(to, &x, sizeof x); }
+  static INLINE F load(const Bf16* from) {
+    H half;
+    std::memcpy(&half, from, sizeof half);
+    return (F)(convert<U>(half) << 16);
+  }
+  // To the nearest, of two as near to the even one; NaN stays NaN, also if all that made it one is cut off.
+  static INLINE void store(Bf16* to, F x) {
+    const U bits = (U)x, nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    const H half = convert<H>(x == x ? nearest : bits >> 16 | 0x40u);
+    std::memcpy(to, &half, sizeof half);
+  }
   static INLINE I load(const int32_t* from) {
     I x;
     std::memcpy(&x, from, sizeof x);
@@ -207,6 +230,10 @@ struct Simd {
   static INLINE void transpose(F (&x)[W]) { transpose_from<1>(x); }
 
  private:
+  template <class To, class From>  // of the types: GCC 12 refuses vectors of a length it does not know yet
+  static INLINE To convert(From x) {
+    return __builtin_convertvector(x, To);
+  }
   template <int S>
   static INLINE F sums_from(F (&x)[W]) {
     if constexpr (S < W) {

@@ -54,7 +54,7 @@ struct SparsifinerHead {
           found_key(memory.ints(padded(s.problem.tokens))),
           mass(memory.floats(s.coefficients.width)),
           all(memory.ints(s.problem.tokens)),
-          attend(memory.part(Attend<W>::scratch(s.problem.q.width, s.problem.v.width))) {
+          attend(memory.part(attend_scratch<W>(s.problem))) {
       const int64_t longest = padded(s.budget + s.coefficients.width + 16);  // with the tail, and for whole vectors
       for (Query& here : query) {
         here = {memory.ints(longest), memory.floats(padded(s.problem.q.width)), memory.floats(longest),
@@ -150,7 +150,7 @@ struct SparsifinerHead {
       Visitor& query = queries[i];
       static_cast<Query&>(query) = local.query[i];
       query.seen = choose(first + i, local, query.list);
-      L::load_row(query.q, head.row(head.problem.q, first + i), rows.width, head.problem.scale * kLog2e);
+      L::load_query(head, first + i, query.q);
       L::clear(query.out, rows.value_width);
     }
     by_ranges(queries, count, [&](const Query& query, const List& part, float* p) {

@@ -26,6 +26,7 @@ pytestmark = needs_kernels
 Arguments = dict[str, Any]
 SCALE = 0.3
 HUGE = [2**24 + 1, 2**31 - 1, 2**31, 2**32, 2**32 + 1, 2**62]
+TYPES = [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool, "strided"]
 NUMBERS = [0, -1, 1, 2, 3, 5, 17, *HUGE, *(-x for x in HUGE)]
 
 
@@ -203,7 +204,7 @@ def spoil_shape(draw: st.DrawFn, x: Tensor) -> Tensor:
 
 
 def spoil_type(draw: st.DrawFn, x: Tensor) -> Tensor:
-    how = draw(st.sampled_from([torch.float64, torch.float16, torch.int64, torch.int32, torch.bool, "strided"]))
+    how = draw(st.sampled_from(TYPES))
     return x.repeat_interleave(2, -1)[..., ::2] if how == "strided" else x.to(how)
 
 
@@ -438,8 +439,9 @@ FUNCTIONS = {
 
 
 def raw(name: str, *arguments: Any) -> Any:
-    """The module's function, given arrays for tensors. None if it refused."""
-    arrays = [x.numpy() if isinstance(x, Tensor) else x for x in arguments]
+    """The module's function, given arrays for tensors, of bfloat16 their bits. None if it refused."""
+    low = [x.view(torch.int16) if isinstance(x, Tensor) and x.dtype is torch.bfloat16 else x for x in arguments]
+    arrays = [x.numpy() if isinstance(x, Tensor) else x for x in low]
 
     def call() -> bool:
         getattr(native.kernels(), name)(*arrays)
@@ -459,6 +461,7 @@ def test_functions_of_the_module(name: str, data: st.DataObject) -> None:
     a = spoiled(data.draw, {x: everything[x] for x in names.split() if x != "threads"})
     done = raw(name, *(number if x == "threads" else a[x] for x in names.split()))
     if done and finite({x: y for x, y in a.items() if "grad" not in x}) and a.get("out", torch.ones(1)).numel():
+        a |= {x: a[x].float() for x in "qkv" if x in a}
         if name == "merge":
             check_merged(a, a["out"], a["sizes_out"], a["cells_out"], a["owners_out"])
         if name == "block_attend":

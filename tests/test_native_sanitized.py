@@ -17,7 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitized"
-CASES = ["foveal", "block", "gather", "sparsifiner", "merge", "bad_input"]
+CASES = ["foveal", "block", "gather", "sparsifiner", "merge", "bf16", "bad_input"]
 
 
 def run(*command: str | Path, **environment: str) -> str:

@@ -3,13 +3,17 @@
 Everything is computed in 32-bit floats, whatever comes in; results come back in the type of `q`. Results lie in memory
 as [B, N, H, ·], so that joining the heads again costs nothing.
 
+Forward passes read q, k and v in bfloat16 where they lie, and write their result in it: widened on the way in, rounded
+once on the way out. Copied into 32-bit floats first are other types (float16 too), whatever a backward pass or `merge`
+is given, and Sparsifiner's coefficients, tables and tails.
+
 Shapes: B batch · H heads · N tokens · n patches · T tiles of queries · M cells chosen. `layout` is a
 `foveal.Layout` as a list of its eight numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -31,20 +35,34 @@ def threading() -> str:
 # Tensors in, tensors out ---------------------------------------------------------------------------------------------
 
 
-def _rows(x: Tensor) -> Any:
+_FLOAT = (torch.float32,)
+_FORWARD = (torch.float32, torch.bfloat16)
+
+
+def _heads(x: Tensor) -> Any:
+    """What a forward pass takes: as `_rows`, or of bfloat16."""
+    return _rows(x, _FORWARD)
+
+
+def _rows(x: Tensor, types: Sequence[torch.dtype] = _FLOAT) -> Any:
     """[B, H, N, ·] as an array of 32-bit floats with adjacent channels; no copy if it is one already."""
     if x is None or x.ndim != 4:  # an operator hands on None, whatever its signature says
         given = None if x is None else list(x.shape)
         raise UserError(f"the native kernels take [batch, heads, tokens, channels], not {given}")
-    return _channels(x)
+    return _channels(x, types)
 
 
-def _channels(x: Tensor) -> Any:
-    if x.dtype is not torch.float32:
+def _channels(x: Tensor, types: Sequence[torch.dtype] = _FLOAT) -> Any:
+    if x.dtype not in types:
         x = _within_reason(x).float()
     if x.stride(-1) != 1 and x.shape[-1] > 1:
         x = _within_reason(x).contiguous()
-    return x.detach().numpy()
+    return _array(x.detach())
+
+
+def _array(x: Tensor) -> Any:
+    """NumPy knows no bfloat16: the kernels take its bits."""
+    return x.view(torch.int16).numpy() if x.dtype is torch.bfloat16 else x.numpy()
 
 
 def _tokens(x: Tensor) -> Any:
@@ -101,17 +119,18 @@ def _longs(x: Tensor | None) -> Any:
     return _within_reason(x).detach().contiguous().numpy()
 
 
-def _heads(like: Tensor, width: int) -> Tensor:
+def _room(like: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
     B, H, N, _ = like.shape
-    return torch.empty((B, N, H, width), dtype=torch.float32).transpose(1, 2)
+    return torch.empty((B, N, H, width), dtype=dtype).transpose(1, 2)
 
 
 def _results(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    return _heads(q, v.shape[-1]), torch.empty(q.shape[:3], dtype=torch.float32)
+    dtype = q.dtype if q.dtype in _FORWARD else torch.float32
+    return _room(q, v.shape[-1], dtype), torch.empty(q.shape[:3], dtype=torch.float32)
 
 
 def _typed(x: Tensor, like: Tensor) -> Tensor:
-    return x if like.dtype is torch.float32 else x.to(like.dtype)
+    return x if like.dtype is x.dtype else x.to(like.dtype)
 
 
 def _chosen(q: Tensor, layout: Sequence[int]) -> Tensor:
@@ -130,17 +149,17 @@ def _call(function: Any, *arguments: Any) -> Any:
 
 
 def _foveal_inputs(
-    tensors: Sequence[Tensor], key_bias: Tensor | None, places: Tensor | None, layout: Sequence[int], scale: float
+    arrays: Iterable[Any], key_bias: Tensor | None, places: Tensor | None, layout: Sequence[int], scale: float
 ) -> list[Any]:
     extras = [_floats(key_bias), _ints(places)]
-    return [*map(_rows, tensors), *extras, layout, scale, torch.get_num_threads()]
+    return [*arrays, *extras, layout, scale, torch.get_num_threads()]
 
 
 def foveal_select(
     q: Tensor, k: Tensor, key_bias: Tensor | None, places: Tensor | None, layout: Sequence[int], scale: float
 ) -> Tensor:
     """The cells each tile looks at closely: int32 [B, H, T, M], ascending."""
-    inputs = _foveal_inputs((q, k), key_bias, places, layout, scale)
+    inputs = _foveal_inputs(map(_heads, (q, k)), key_bias, places, layout, scale)
     chosen = _chosen(q, layout)
     _call(kernels().foveal_select, *inputs, chosen.numpy())
     return chosen
@@ -170,7 +189,7 @@ def foveal(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Choose and attend: out, log Σ exp, and the cells chosen."""
-    _rows(q)  # in doubt it says what is wrong with its shape
+    _heads(q)  # in doubt it says what is wrong with its shape
     chosen = _chosen(q, layout)
     return *_foveal(q, k, v, key_bias, places, layout, scale, chosen.numpy(), select=True), chosen
 
@@ -200,15 +219,15 @@ def _foveal(
     *,
     select: bool,
 ) -> tuple[Tensor, Tensor]:
-    inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
+    inputs = _foveal_inputs(map(_heads, (q, k, v)), key_bias, places, layout, scale)
     out, lse = _results(q, v)
-    _call(kernels().foveal_attend, *inputs, chosen, select, out.numpy(), lse.numpy())
+    _call(kernels().foveal_attend, *inputs, chosen, select, _array(out), lse.numpy())
     return _typed(out, q), lse
 
 
 def _gradients(q: Tensor, k: Tensor, v: Tensor, bias_grad: bool) -> list[Tensor]:
     """Room for the gradients of q, k, v and, head by head, of key_bias: none, unless asked for."""
-    return [*(_heads(x, x.shape[-1]) for x in (q, k, v)), torch.empty(q.shape[:3] if bias_grad else 0)]
+    return [*(_room(x, x.shape[-1]) for x in (q, k, v)), torch.empty(q.shape[:3] if bias_grad else 0)]
 
 
 def _arrays(gradients: list[Tensor]) -> list[Any]:
@@ -237,27 +256,25 @@ def foveal_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
-    inputs = _foveal_inputs((q, k, v), key_bias, places, layout, scale)
+    inputs = _foveal_inputs(map(_rows, (q, k, v)), key_bias, places, layout, scale)
     gradients = _gradients(q, k, v, bias_grad)
     forward = [_ints(chosen), _rows(out), _floats(lse)]
     _call(kernels().foveal_backward, *inputs, *forward, _rows(out_grad), *_arrays(gradients))
     return _finish(gradients, q, k, v, key_bias)
 
 
-def _block_inputs(
-    tensors: Sequence[Tensor], key_bias: Tensor | None, lists: Sequence[Tensor], scale: float
-) -> list[Any]:
+def _block_inputs(arrays: Iterable[Any], key_bias: Tensor | None, lists: Sequence[Tensor], scale: float) -> list[Any]:
     extras = [_floats(key_bias), *(_ints(x) for x in lists)]
-    return [*map(_rows, tensors), *extras, scale, torch.get_num_threads()]
+    return [*arrays, *extras, scale, torch.get_num_threads()]
 
 
 def block_attend(
     q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, lists: Sequence[Tensor], scale: float
 ) -> tuple[Tensor, Tensor]:
     """out and log Σ exp for fixed lists of keys: `lists` are query_start, queries, key_start and keys of the tiles."""
-    inputs = _block_inputs((q, k, v), key_bias, lists, scale)
+    inputs = _block_inputs(map(_heads, (q, k, v)), key_bias, lists, scale)
     out, lse = _results(q, v)
-    _call(kernels().block_attend, *inputs, out.numpy(), lse.numpy())
+    _call(kernels().block_attend, *inputs, _array(out), lse.numpy())
     return _typed(out, q), lse
 
 
@@ -274,26 +291,26 @@ def block_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
-    inputs = _block_inputs((q, k, v), key_bias, lists, scale)
+    inputs = _block_inputs(map(_rows, (q, k, v)), key_bias, lists, scale)
     gradients = _gradients(q, k, v, bias_grad)
     _call(kernels().block_backward, *inputs, _rows(out), _floats(lse), _rows(out_grad), *_arrays(gradients))
     return _finish(gradients, q, k, v, key_bias)
 
 
 def _gather_inputs(
-    tensors: Sequence[Tensor], key_bias: Tensor | None, indices: Tensor, counts: Tensor | None, scale: float
+    arrays: Iterable[Any], key_bias: Tensor | None, indices: Tensor, counts: Tensor | None, scale: float
 ) -> list[Any]:
     extras = [_floats(key_bias), _ints(indices), _ints(counts)]
-    return [*map(_rows, tensors), *extras, scale, torch.get_num_threads()]
+    return [*arrays, *extras, scale, torch.get_num_threads()]
 
 
 def gather_attend(
     q: Tensor, k: Tensor, v: Tensor, key_bias: Tensor | None, indices: Tensor, counts: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """out and log Σ exp for each query's own list of keys: the first `counts` [B, H, N] of `indices` [B, H, N, m]."""
-    inputs = _gather_inputs((q, k, v), key_bias, indices, counts, scale)
+    inputs = _gather_inputs(map(_heads, (q, k, v)), key_bias, indices, counts, scale)
     out, lse = _results(q, v)
-    _call(kernels().gather_attend, *inputs, out.numpy(), lse.numpy())
+    _call(kernels().gather_attend, *inputs, _array(out), lse.numpy())
     return _typed(out, q), lse
 
 
@@ -311,7 +328,7 @@ def gather_backward(
     bias_grad: bool,
 ) -> tuple[Tensor, ...]:
     """Gradients of q, k, v and key_bias; the last is empty unless `bias_grad` asks for it."""
-    inputs = _gather_inputs((q, k, v), key_bias, indices, counts, scale)
+    inputs = _gather_inputs(map(_rows, (q, k, v)), key_bias, indices, counts, scale)
     gradients = _gradients(q, k, v, bias_grad)
     forward = [_rows(out), _floats(lse), _rows(out_grad)]
     _call(kernels().gather_backward, *inputs, *forward, *_arrays(gradients))
@@ -355,11 +372,11 @@ def sparsifiner(
     scale: float,
 ) -> Tensor:
     """Choose as `sparsifiner_select` does and attend at once: out [B, H, N, ·]. No list outlives its query."""
-    heads = [*map(_rows, (q, k, v)), _floats(key_bias), _rows(coefficients), _tables(basis)]
+    heads = [*map(_heads, (q, k, v)), _floats(key_bias), _rows(coefficients), _tables(basis)]
     tail = [*(None if x is None else _rows(x) for x in (tail_scores, tail_values)), _tables(share)]
     sizes = [budget, prefix, tau, top, scale, torch.get_num_threads()]
     out, lse = _results(q, v)
-    _call(kernels().sparsifiner, *heads, *tail, *sizes, out.numpy(), lse.numpy())
+    _call(kernels().sparsifiner, *heads, *tail, *sizes, _array(out), lse.numpy())
     return _typed(out, q)
 
 
