@@ -133,7 +133,11 @@ def test_files_of_another_kind_are_refused(saved, tmp_path: Path) -> None:
     save_file({"head.weight": torch.zeros(2, 2)}, bare)
     with pytest.raises(UserError, match="does not say of which model"):
         load(bare)
-    for name, data in {"text": b"hello", "pickle": pickle.dumps({"a": 1}), "zip": b"PK\x03\x04" + bytes(64)}.items():
+    for name, data in {"pickle": pickle.dumps({"a": 1}), "zip": b"PK\x03\x04" + bytes(64)}.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(UserError, match=r"is a PyTorch checkpoint.*give this as its weights"):
+            load(tmp_path / name)
+    for name, data in {"text": b"hello", "length": b"\x80\x02" + bytes(64)}.items():
         (tmp_path / name).write_bytes(data)
         with pytest.raises(UserError, match="damaged or not a safetensors file"):
             load(tmp_path / name)

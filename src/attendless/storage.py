@@ -145,13 +145,23 @@ def read_described(path: str | Path, kind: str, otherwise: str) -> tuple[str, di
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except Exception as error:  # a damaged header can make the reader fail in any way
-        reason = error or type(error).__name__
-        raise UserError(f"{str(path)!r} is damaged or not a safetensors file: {reason}") from None
+        damaged = f"is damaged or not a safetensors file: {error or type(error).__name__}"
+        raise UserError(f"{str(path)!r} {_unreadable(path) or damaged}") from None
     if kind not in metadata:
         raise UserError(f"{str(path)!r} {otherwise}")
     if metadata.get("digest") != digest(metadata[kind], tensors):
         raise UserError(f"{str(path)!r} is damaged: its content does not match its digest")
     return metadata[kind], tensors
+
+
+def _unreadable(path: str | Path) -> str:
+    """What a file is that is no safetensors file at all, if that is plain."""
+    with open(path, "rb") as file:
+        start = file.read(8)
+    bare = start[:1] == b"\x80" and any(start[3:])  # a safetensors file begins with the length of its header
+    if start.startswith(b"PK\x03\x04") or bare:
+        return "is a PyTorch checkpoint, which does not say of which model: name that, and give this as its weights"
+    return ""
 
 
 def sync(path: Path) -> None:

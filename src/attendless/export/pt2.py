@@ -17,6 +17,7 @@ import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from operator import getitem
 from pathlib import Path
 
 import torch
@@ -66,8 +67,9 @@ def stamp(path: Path, about: Description) -> None:
 
 def operators(path: Path) -> dict[str, int]:
     """How often each operator stands in a file's graph, the commonest first."""
-    calls = (node for node in _load(path, {}).graph.nodes if node.op == "call_function")
-    return dict(Counter(str(node.target).removesuffix(".default") for node in calls).most_common())
+    called = (node.target for node in _load(path, {}).graph.nodes if node.op == "call_function")
+    names = (str(one).removesuffix(".default") for one in called if one is not getitem)  # which takes a result apart
+    return dict(Counter(names).most_common())
 
 
 def files(path: Path) -> list[Path]:
