@@ -10,7 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..sparse import dispatch, operations
 from ..sparse.executor import Choice
+from ..sparse.full import Whole
 from ..sparse.full import attend as full
 from ..sparse.full import macs as full_macs
 from .contract import Attention
@@ -28,7 +30,8 @@ class Full(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         bias = context.grid.key_bias(q.dtype)
         if "scores" not in context.wants and context.residual is None:
-            return full(q, k, v, scale=self.scale, key_bias=bias, dropout=self.dropout), context
+            attend = operations.remaining if context.grid.reduced else full
+            return attend(q, k, v, scale=self.scale, key_bias=bias, dropout=self.dropout), context
         # The scores are wanted, so they are there: the fused kernel would compute them a second time.
         scores = self.scale * q @ k.transpose(-2, -1)
         scores = scores if context.residual is None else scores + context.residual
@@ -50,4 +53,6 @@ class Full(Attention):
         return None
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:
-        return Choice("sdpa", "full attention runs in PyTorch's fused kernel")
+        if not grid.reduced:
+            return Choice("sdpa", "full attention runs in PyTorch's fused kernel")
+        return dispatch.choose(self.case_of("remaining", Whole(grid.tokens), batch))

@@ -1,7 +1,7 @@
 """Executors: the ways to compute an operation, each registered where it is written.
 
-An *operation* is a function with a name: `full`, `foveal`, `block`, `gather`, `sparsifiner`, `merge` (see
-`operations`). An *executor* computes one of them in one way: by plain PyTorch, by the compiled kernels, by
+An *operation* is a function with a name: `full`, `remaining`, `foveal`, `block`, `gather`, `sparsifiner`, `merge`
+(see `operations`). An *executor* computes one of them in one way: by plain PyTorch, by the compiled kernels, by
 FlexAttention, by a user's own code. All executors of an operation compute the same function: which one runs
 (`dispatch`) is a matter of speed alone.
 

@@ -1,6 +1,7 @@
 """The operations that attentions and reducers are made of, each computed by whichever executor `dispatch` chooses.
 
     full         softmax(q kᵀ) v, by PyTorch's fused kernel; here only as what the others are measured against
+    remaining    the same over the tokens that reducers left, each of which may stand for several
     foveal       each tile of queries sees its chosen cells sharply and the rest of the grid blurred
     block        each block of queries sees the blocks of keys a fixed pattern shows it
     gather       each query sees a list of keys of its own
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from . import basis, blocks, dispatch, patterns
 from . import foveal as foveal_definition
+from . import full as full_definition
 from .basis import Rest
 from .blocks import Plan, plan
 from .executor import Case, Sample, sampled
@@ -37,6 +39,16 @@ def case_of(op: str, plan: object, q: Tensor, dropout: float = 0.0) -> Case:
 
 def _batch(x: Tensor) -> int:
     return 1 if torch.compiler.is_compiling() else len(x)  # there it may be a symbol, and one graph serves all
+
+
+def remaining(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Every query attends to every key, to whose score `key_bias` [B, N] is added."""
+    if torch.compiler.is_compiling():  # a compiler, or another runtime, has its own way with it
+        return full_definition.attend(q, k, v, scale=scale, key_bias=key_bias, dropout=dropout)
+    case = case_of("remaining", Whole(k.shape[2]), q, dropout)
+    return dispatch.run(case, q, k, v, scale=scale, key_bias=key_bias)
 
 
 def foveal(
@@ -164,6 +176,13 @@ def _qkv(side: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 def _full_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
     q, k, v = _qkv(side, dtype)
     yield Sample(case_of("full", Whole(side * side), q), lambda run: run(q, k, v, scale=_SCALE))
+
+
+@sampled("remaining")
+def _remaining_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
+    q, k, v = _qkv(side, dtype)
+    bias = torch.zeros(1, side * side, dtype=dtype)
+    yield Sample(case_of("remaining", Whole(side * side), q), lambda run: run(q, k, v, scale=_SCALE, key_bias=bias))
 
 
 @sampled("foveal")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,6 +14,9 @@ from ..basis import Rest
 from ..executor import Case, Executor, register_executor
 from ..merging import Merged
 from .pytorch import attend_chosen
+
+#: Queries that share a list of keys.
+_TILE = 64
 
 
 class NativeExecutor(Executor):
@@ -28,6 +32,30 @@ class NativeExecutor(Executor):
         if case.dropout:
             return "the native kernels do not drop attention weights at random"
         return ""
+
+
+@register_executor
+class RemainingNatively(NativeExecutor):
+    """A block pattern that shows every key to every query. Learning is left to PyTorch."""
+
+    op = "remaining"
+
+    def macs(self, case: Case) -> int:
+        return case.batch * full.macs(case.plan.tokens, case.dim)
+
+    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None) -> Tensor:
+        if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, key_bias)):
+            return full.attend(q, k, v, scale=scale, key_bias=key_bias)
+        return torch.ops.attendless.block_attend(q, k, v, key_bias, _all_pairs(case.plan.tokens), scale)[0]
+
+
+@lru_cache(maxsize=256)
+def _all_pairs(tokens: int) -> list[Tensor]:
+    """The lists of a block pattern in which each tile of queries sees every key."""
+    starts, every = [*range(0, tokens, _TILE), tokens], torch.arange(tokens, dtype=torch.int32)
+    tiles = len(starts) - 1
+    ends = torch.arange(0, (tiles + 1) * tokens, tokens, dtype=torch.int32)
+    return [torch.tensor(starts, dtype=torch.int32), every, ends, every.repeat(tiles)]
 
 
 @register_executor
