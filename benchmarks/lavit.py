@@ -46,7 +46,7 @@ VANILLA = (8, 6, 4)
 MAPS = {"copied": "map=none", "heads": "map=none", "default": "", "dense": "map=dense"}
 #: How long those with so many vanilla layers learn, in epochs. What stands two layers before the first that reads stays
 #: as it was: so few pictures would spoil it, and it need not be gone back through.
-EPOCHS = {8: 30, 6: 8, 4: 8}
+EPOCHS = {8: 30, 6: 4, 4: 4}
 LESSON = "lr=3e-4,batch=32,tokens=0.2,cutmix=1.0,precision=bf16"
 FITTED_TO = 32
 #: What is changed in a small LaViT; `dp` is in the spec of its less attention.

@@ -62,13 +62,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     words.size(parser)
     words.crop_pct(parser)
-    parser.add_argument(
-        "--batch",
-        metavar="N",
-        type=words.positive,
-        default=1,
-        help="images at once when it is timed: merging tokens gains more with more (default: 1)",
-    )
+    parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="batch to time (default: 1)")
     parser.add_argument("--images", metavar="N", type=words.positive, default=256, help="images to use (default: 256)")
     parser.add_argument(
         "--budget",

@@ -204,7 +204,8 @@ def _race(models: Sequence[nn.Module], images: Tensor, budget: float, progress: 
     calls = {str(i) if i else _DENSE: forward(model) for i, model in enumerate(models)}
     lap = sum(timer(call) for call in calls.values())
     seconds = max(budget * (len(models) - 1), _ROUNDS * lap)
-    with progress(f"timing {len(models)} models by turns, in seconds", math.ceil(seconds)) as step:
+    warm = 4 * lap  # each is called four times or so before it counts
+    with progress(f"timing {len(models)} models by turns, in seconds", math.ceil(seconds + warm)) as step:
         return race(calls, timer=_ticking(timer, step), budget=seconds)
 
 
