@@ -200,7 +200,7 @@ def test_slots_are_the_same_memory() -> None:
 
 KEPT = """
 import resource, torch
-from attendless.serve.worker import keep_memory
+from attendless.measure.heap import keep_memory
 keep_memory()
 def layers():
     for _ in range(20):

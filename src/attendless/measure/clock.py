@@ -3,7 +3,8 @@
 A machine's speed drifts with heat, frequency and neighbours. Two contestants timed one after the other meet two
 different machines; two that take turns, a few milliseconds apart, meet the same one, and their *ratio* survives what
 neither of their times does. One round gives every contestant its turns in a fresh random order and yields one ratio a
-contestant; the verdict is drawn from the ratios of many rounds.
+contestant; the verdict is drawn from the ratios of many rounds. Memory that is freed stays with the process (`heap`):
+who happens to pay for fresh pages is no property of a model.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
+
+from .heap import keep_memory
 
 Call = Callable[[], object]
 Timer = Callable[[Call], float]
@@ -165,6 +168,7 @@ def race(
     to five turns, as the budget allows, and counts the quickest: disturbances only add. Where the ratios still scatter,
     rounds are made longer, two into one. Warming up takes at most as long again, or two calls of each.
     """
+    keep_memory()
     names = list(contestants)
     quickest = {name: warm_up(contestants[name], timer, limit=min(120.0, budget / len(names))) for name in names}
     # A turn of a very quick call lasts a few milliseconds, well above what starting the clock costs.

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import signal
 from multiprocessing.connection import Connection
 from typing import Any
 
 from ..errors import UserError
+from ..measure.heap import keep_memory
 from ..predict import Card, Opening
 from .slots import Shape, Slots
 
 #: Seconds after which a worker that says nothing counts as lost: to open a model, and to answer a batch.
 TO_OPEN, TO_ANSWER = 300.0, 120.0
-
-
-#: glibc's names for what `mallopt` sets, and the most it takes for the second.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD, _LARGEST = -1, -3, 32 << 20
 
 
 class Lost(Exception):
@@ -91,15 +87,6 @@ def work(opening: Opening, pipe: Connection) -> None:
             return
         pipe.send(predictor.card)
         _answer(predictor, pipe, *pipe.recv())
-
-
-def keep_memory() -> None:
-    """Let this process keep what a batch gives back: the next one wants as much, and pages that glibc returns and takes
-    again layer by layer can cost a sixth of a model's time."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        libc = ctypes.CDLL("libc.so.6")
-        libc.mallopt(_MMAP_THRESHOLD, _LARGEST)
-        libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _answer(predictor: Any, pipe: Connection, shape: Shape, name: str) -> None:
