@@ -45,8 +45,7 @@ STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
         ("full", "tome:r=14,start=4"), ("full", "tome:r=8"), ("full", "tome:r=8,protect=0.1"),
         ("full", "tome:r=16/8,start=1,protect=0.1"), ("full", "tome:r=15,start=1,protect=0.1"), ("full", "tome:r=13"),
         ("full", "tome:r=13,protect=0.1"), ("full", "tome:r=16,protect=0.1"),
-        ("full", "tome:r=0/24/23/22/20/19/17/16/15/0/0/0,protect=0.1"),
-        ("full", "tome:r=0/0/22/22/22/22/22/22/22/0/0/0,protect=0.2"), ("full", "evit:keep=0.7"),
+        ("full", "tome:r=0/24/23/22/20/19/17/16/15/0/0/0,protect=0.1"), ("full", "evit:keep=0.7"),
         (FOVEAL, "none"), (FOVEAL, "tome:r=8,protect=0.1"), (SPARSIFINER, "none"),
         (SPARSIFINER, "tome:r=8,protect=0.1"),
     ]),
@@ -68,7 +67,6 @@ STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
 LEARNED = {
     "tome:r=16,protect=0.1": "epochs=16,cutmix=1.0,eval_every=4",
     "tome:r=0/24/23/22/20/19/17/16/15/0/0/0,protect=0.1": "epochs=36,cutmix=1.0,precision=bf16,eval_every=12",
-    "tome:r=0/0/22/22/22/22/22/22/22/0/0/0,protect=0.2": "epochs=12,cutmix=1.0,precision=bf16,eval_every=12",
 }
 #: For dense heads, at 384 px.
 FEATURES = (
