@@ -58,7 +58,7 @@ ABLATION: dict[str, dict[str, Any]] = {
     "L_DP as printed": {"dp": "dp=1,dp_sign=poster"},
 }
 SEEDS = (0, 1, 2)
-RECIPE = {"epochs": 6, "batch": 32, "lr": 1e-3, "warmup": 1.0, "size": (64,), "clip": 1.0, "precision": "bf16"}
+RECIPE = {"epochs": 3, "batch": 32, "lr": 1e-3, "warmup": 1.0, "size": (64,), "clip": 1.0, "precision": "bf16"}
 
 
 def main() -> None:
