@@ -19,7 +19,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
+from attendless import execution
 from attendless.attention import Macs, cap
+from attendless.backbones import Columnar
 from attendless.convert import convert
 from attendless.errors import UserError
 from attendless.measure import bench as bench_module
@@ -34,6 +36,7 @@ from attendless.measure.plot import curves, plot, slope, slopes
 from attendless.measure.row import Measurement
 from attendless.measure.subject import original
 from attendless.stamp import stamp, stamp_line
+from native_cases import needs_kernels
 
 KEYS = {
     *("model", "attention", "tokens_spec", "size", "tokens", "batch", "params", "macs", "seed", "path", "reason"),
@@ -407,3 +410,12 @@ def test_the_stamp_names_the_machine_but_no_host_and_no_person() -> None:
     assert torch.__version__.split("+")[0] in text
     assert platform.node() not in text or len(platform.node()) < 4
     assert f'"{getpass.getuser()}"' not in text
+
+
+@needs_kernels
+def test_layers_say_who_computes_them_on_the_tokens_they_get() -> None:
+    shape = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
+    with execution("native"):
+        path, reason = bench_module._path(Columnar(**shape, tokens="tome:r=8"), 1)
+    assert path == "1xsdpa + 2xnative"
+    assert reason.startswith("full attention runs in PyTorch's fused kernel; asked for by")

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from ..attention import Attention, Macs, cap
+from ..backbones import is_host
 from ..convert.slots import exchangeable
 from ..sizes import input_size, model_name, parse_size
 from .across import EAGER, Table, time_across
@@ -216,13 +217,22 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
 
 
 def _path(model: nn.Module, batch: int) -> tuple[str, str]:
-    """The executor of every layer, and why; layers that agree are counted together."""
-    choices = [m.choice(m.grid, batch) for m in model.modules() if isinstance(m, Attention)]
-    if not choices:
+    """The executor of every layer on the tokens it gets, and why; layers that agree are counted together, and the first
+    of them says why."""
+    if is_host(model):
+        rows: Any = [row for row in model.costs() if row.spec is not None]  # type: ignore[operator]
+        layers = [(block.attn, row.grid) for block, row in zip(model.blocks, rows, strict=True)]  # type: ignore[arg-type]
+    else:
+        layers = [(m, m.grid) for m in model.modules() if isinstance(m, Attention)]
+    if not layers:
         return "timm", "timm's own attention"
-    paths = Counter(choice.executor for choice in choices)
+    choices = [(attention.name, attention.choice(grid, batch)) for attention, grid in layers]
+    paths = Counter(choice.executor for _, choice in choices)
     text = next(iter(paths)) if len(paths) == 1 else " + ".join(f"{n}x{path}" for path, n in paths.items())
-    return text, "; ".join(dict.fromkeys(choice.reason for choice in choices))
+    reasons: dict[tuple[str, str], str] = {}
+    for name, choice in choices:
+        reasons.setdefault((name, choice.executor), choice.reason)
+    return text, "; ".join(dict.fromkeys(reasons.values()))
 
 
 def _untested(marks: Mapping[str, Any]) -> str:

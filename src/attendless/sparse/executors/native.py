@@ -15,8 +15,8 @@ from ..executor import Case, Executor, register_executor
 from ..merging import Merged
 from .pytorch import attend_chosen
 
-#: Queries that share a list of keys.
-_TILE = 64
+#: Full attention is cut into so many tiles of queries at most: enough for threads, and each has a list of all keys.
+_TILES = 16
 
 
 class NativeExecutor(Executor):
@@ -52,7 +52,8 @@ class RemainingNatively(NativeExecutor):
 @lru_cache(maxsize=256)
 def _all_pairs(tokens: int) -> list[Tensor]:
     """The lists of a block pattern in which each tile of queries sees every key."""
-    starts, every = [*range(0, tokens, _TILE), tokens], torch.arange(tokens, dtype=torch.int32)
+    tile = max(64, -(-tokens // _TILES))
+    starts, every = [*range(0, tokens, tile), tokens], torch.arange(tokens, dtype=torch.int32)
     tiles = len(starts) - 1
     ends = torch.arange(0, (tiles + 1) * tokens, tokens, dtype=torch.int32)
     return [torch.tensor(starts, dtype=torch.int32), every, ends, every.repeat(tiles)]

@@ -24,19 +24,15 @@ class FullInTorch(Executor):
     def macs(self, case: Case) -> int:
         return case.batch * full.macs(case.plan.tokens, case.dim)
 
-    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
-        return full.attend(q, k, v, scale=scale, dropout=case.dropout)
+    def run(
+        self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None
+    ) -> Tensor:
+        return full.attend(q, k, v, scale=scale, key_bias=key_bias, dropout=case.dropout)
 
 
 @register_executor
-class RemainingInTorch(Executor):
-    op, name, about, standing = "remaining", "sdpa", "PyTorch's fused kernel", 1
-
-    def macs(self, case: Case) -> int:
-        return case.batch * full.macs(case.plan.tokens, case.dim)
-
-    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None) -> Tensor:
-        return full.attend(q, k, v, scale=scale, key_bias=key_bias, dropout=case.dropout)
+class RemainingInTorch(FullInTorch):
+    op = "remaining"
 
 
 @register_executor
