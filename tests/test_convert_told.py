@@ -79,7 +79,7 @@ def test_layers_that_say_the_same_are_one_row() -> None:
 
 
 def test_the_tables_of_convert_and_info_are_folded(capsys: pytest.CaptureFixture[str]) -> None:
-    _, report = convert_with_report(small(depth=3), "axial", layers="1:", below_breakeven="keep")
+    _, report = convert_with_report(small(depth=4), "axial", layers="1:", below_breakeven="keep")
     assert "blocks.1–2 " in str(report)
     assert main(["info", NAME]) == 0
     printed = capsys.readouterr().out

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..errors import UserError
 from ..options import Options as BaseOptions
 from ..options import Spec
 from ..sparse import dispatch
 from ..sparse.executor import Case, Choice
+from ..sparse.full import attend as full
 from .values import Context, Grid, Macs
 
 
@@ -245,6 +247,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         self.accept(x, context.grid)
+        if context.prefix_only and context.residual is None and self.reads_out():
+            return self.read_out(x, context.grid), context
         q, k, v = self.project(x)
         out, context = self.attend(q, k, v, context)
         if "class_attention" in context.wants & self.provides:
@@ -252,6 +256,21 @@ class Attention(nn.Module):
         if "keys" in context.wants & self.provides:
             context = context.replace(keys=k)
         return self.merge(out), context
+
+    def reads_out(self) -> bool:
+        """Whether prefix queries attend to all keys as in full attention, so that they can be asked alone."""
+        return "class_attention" in self.provides and self.has_core() and type(self.qkv) is nn.Linear
+
+    def read_out(self, x: Tensor, grid: Grid) -> Tensor:
+        """What `forward` gives the prefix tokens, [B, P, C], where nobody asks for the patches': those make no queries,
+        and nothing of what they would see."""
+        weight, bias, width = self.qkv.weight, self.qkv.bias, self.attn_dim
+        biases = (None, None) if bias is None else (bias[:width], bias[width:])
+        asked = F.linear(x[:, : grid.prefix], weight[:width], biases[0])
+        looked_at = F.linear(x, weight[width:], biases[1]).chunk(2, dim=-1)
+        q, k, v = (t.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2) for t in (asked, *looked_at))
+        key_bias = grid.key_bias(q.dtype)
+        return self.merge(full(self.q_norm(q), self.k_norm(k), v, scale=self.scale, key_bias=key_bias))
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """The attention map this layer amounts to, [B, H, queries, N], whichever kernel computes it.
@@ -282,6 +301,12 @@ class Attention(nn.Module):
     def leaving_macs(self, grid: Grid, wants: Collection[str]) -> int:
         """Multiply-accumulates of what is left in the context beside the output."""
         return grid.tokens * self.attn_dim if "class_attention" in wants else 0
+
+    def read_out_macs(self, grid: Grid) -> Macs:
+        """What `read_out` costs for one image."""
+        P, N = grid.prefix, grid.tokens
+        through = 0 if isinstance(self.proj, nn.Identity) else P * self.attn_dim * self.dim
+        return Macs(2 * P * N * self.attn_dim, (P + 2 * N) * self.dim * self.attn_dim + through)
 
     def macs(self, grid: Grid, wants: Collection[str] = ()) -> Macs:
         """What the layer costs for one image; `wants` names what it leaves for the next."""

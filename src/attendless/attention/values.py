@@ -129,7 +129,8 @@ class Context:
 
     `wants` names what this layer is asked to leave here (see `ENTRIES`), because the next layer or the caller reads it;
     nothing else that layers leave each other stays. `losses` are extra terms for training, `trail` the class tokens of
-    the layers so far, in a host that answers from all of them.
+    the layers so far, in a host that answers from all of them. `prefix_only`: nobody reads the patches that leave this
+    layer.
     """
 
     grid: Grid
@@ -140,6 +141,7 @@ class Context:
     residual: Tensor | None = None
     losses: tuple[tuple[str, Tensor], ...] = ()
     trail: tuple[Tensor, ...] = ()
+    prefix_only: bool = False
 
     def replace(self, **changes: Any) -> Context:
         return dataclasses.replace(self, **changes)
@@ -177,7 +179,9 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
 
 
 _register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth"))
-_register_pytree(Context, ("grid", "scores", "class_attention", "keys", "residual", "losses", "trail"), ("wants",))
+_register_pytree(
+    Context, ("grid", "scores", "class_attention", "keys", "residual", "losses", "trail"), ("wants", "prefix_only")
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, ClassVar
 
 from timm.models._manipulate import checkpoint
 from timm.models.vision_transformer import Block as TimmBlock
@@ -18,8 +18,12 @@ from .cost import Layer, parameters, weight_macs
 class Block(nn.Module):
     """x + attention(norm x), then x + mlp(norm x), each through LayerScale and stochastic depth where present.
 
-    Between the two, or before them, a `reducer`, if there is one, drops or merges tokens.
+    Between the two, or before them, a `reducer`, if there is one, drops or merges tokens. Where nobody reads the
+    patches that leave it (`Context.prefix_only`), only prefix tokens do.
     """
+
+    #: Whether the MLP takes each token by itself.
+    tokenwise: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -47,8 +51,7 @@ class Block(nn.Module):
         self.reducer = reducer
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        first = self.reducer is not None and self.reducer.first
-        before, between = (self.reducer, None) if first else (None, self.reducer)
+        before, between = self.reducers(prefix_only=context.prefix_only)
         wants = context.wants
         asked = wants if between is None else wants | between.reads
         if before is not None:
@@ -57,13 +60,22 @@ class Block(nn.Module):
         missing = [entry for entry in asked if getattr(context, entry) is None]
         if missing:
             raise UserError(f"attention {self.attn.spec} was asked for {', '.join(missing)}, but left none")
-        x = self.attn.refine(x + self.drop_path1(self.ls1(out)), context)
+        x = self.attn.refine(x[:, : out.shape[1]] + self.drop_path1(self.ls1(out)), context)
+        if context.prefix_only:
+            x = x[:, : context.grid.prefix]
         if between is not None:
             x, context = between(x, context)
         # One layer's scores at most are alive: what the next does not read goes here.
         context = context.only(wants).wanting(wants)
         x = x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), context.grid)))
         return x, context
+
+    def reducers(self, *, prefix_only: bool = False) -> tuple[Reducer | None, Reducer | None]:
+        """What reduces the tokens before attention, and what does after it, which is spared where only prefix tokens
+        go on."""
+        if self.reducer is None or self.reducer.first:
+            return self.reducer, None
+        return None, None if prefix_only else self.reducer
 
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         return self.mlp(x)
@@ -83,20 +95,24 @@ class Block(nn.Module):
         """The grid that leaves the block."""
         return grid if self.reducer is None else self.reducer.reduced(grid)
 
-    def cost(self, name: str, grid: Grid, wants: Collection[str] = ()) -> Layer:
+    def cost(self, name: str, grid: Grid, wants: Collection[str] = (), *, prefix_only: bool = False) -> Layer:
         """The block's row in its host's cost."""
-        after = self.grid_after(grid)
-        reducing = Macs() if self.reducer is None else self.reducer.macs(grid)
-        if self.reducer is not None and self.reducer.first:
-            grid = after
-        elif self.reducer is not None:
-            wants = {*wants, *self.reducer.reads}
-        macs = self.attn.macs(grid, wants) + Macs(mlp=self.mlp_macs(after)) + reducing
+        before, between = self.reducers(prefix_only=prefix_only)
+        reducing = sum((r.macs(grid) for r in (before, between) if r is not None), start=Macs())
+        grid = grid if before is None else before.reduced(grid)
+        after = grid if between is None else between.reduced(grid)
+        wants = wants if between is None else {*wants, *between.reads}
+        alone = prefix_only and self.attn.reads_out()
+        attending = self.attn.read_out_macs(grid) if alone else self.attn.macs(grid, wants)
+        feeding = Macs(mlp=self.mlp_macs(after.reduced_to(0) if prefix_only else after))
+        macs = attending + feeding + reducing
         return Layer(name, grid, macs, parameters(self), self.attn.spec, self.attn.choice(grid))
 
 
 class ConvBlock(Block):
     """A block whose MLP also convolves over the grid, as PVT v2's does."""
+
+    tokenwise = False
 
     def check(self, grid: Grid) -> Grid:
         after = super().check(grid)

@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..sparse.full import macs as full_macs
 from .block import rebuild_block, run_block
 from .cost import Layer, parameters, weight_macs
-from .host import Host, Place, check_order
+from .host import Host, Place, check_order, watched
 from .weights import start_attentions
 
 #: The mixin stands on timm's attributes, which a type checker cannot see from here.
@@ -28,6 +28,10 @@ class ColumnarHost(Host, _Base):
     reducer for the whole model, or nothing.
 
     `scratch=False` is for weights that were trained under another attention: see `Pyramid`.
+
+    With `readout`, which is set on a model and not given to it, `forward` does not compute what nobody reads: of the
+    last layer, what becomes of the patches once the class token has looked at them. The answer is the same but for
+    rounding; `forward_features`, hooks in that layer, and whatever else asks for patches, see all of them.
     """
 
     blocks: Any
@@ -97,8 +101,18 @@ class ColumnarHost(Host, _Base):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         _refuse_masks(attn_mask, is_causal)
-        x, context = self.forward_context(x)
-        return self.answer(x, context.grid)
+        if not self.readout or self.training or watched(self.blocks[-1]):
+            x, context = self.forward_context(x)
+            return self.answer(x, context.grid)
+        last = len(self.blocks) - 1
+        x, context = self.run_layers(*self.embed(x), stop=last)
+        x, _ = self.run_layer(last, x, context.wanting(frozenset()).replace(prefix_only=True))
+        return self.forward_head(self.norm(x))
+
+    @property
+    def reads_prefix(self) -> bool:
+        answers = self.global_pool == "token" and self.num_prefix_tokens > 0 and not hasattr(self, "aux_head")
+        return answers and self.blocks[-1].tokenwise
 
     def answer(self, x: Tensor, grid: Grid) -> Tensor:
         """Where the classifier pools the patches, a merged one counts for all that it stands for."""
@@ -166,7 +180,8 @@ class ColumnarHost(Host, _Base):
         )
         rows = [Layer("embedding", grid, Macs(other=self.embedding_macs(grid)), embedding)]
         for i, (block, wants) in enumerate(zip(self.blocks, self.wants(), strict=True)):
-            rows.append(block.cost(f"blocks.{i}", grid, wants))
+            alone = self.readout and i == len(self.blocks) - 1
+            rows.append(block.cost(f"blocks.{i}", grid, wants, prefix_only=alone))
             grid = block.grid_after(grid)
         counted = sum(row.params for row in rows)
         rows.append(Layer("head", grid, Macs(other=self.head_macs(grid)), parameters(self) - counted))

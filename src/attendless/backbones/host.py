@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..attention import Attention, Context, Grid, Spec
 from ..attention.values import ENTRIES
@@ -30,6 +31,13 @@ class Host:
     """A model whose blocks pass the context."""
 
     blocks: Any
+    #: Whether `forward` leaves out of the last layer what its answer does not need.
+    readout: bool = False
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether the answer is read from prefix tokens alone, which may then leave the last layer without the rest."""
+        return False
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         """Run one layer, with what belongs to it. The context says in `wants` what it must leave."""
@@ -134,6 +142,13 @@ def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
             if entry not in getattr(place.attention, "provides", ()):
                 whose = f"the {entry} of {_called(place.attention)}, which cannot leave it"
                 raise UserError(f"reducer {place.reducer.name} in {place.name} reads {whose}")
+
+
+def watched(module: nn.Module) -> bool:
+    """Whether somebody has a hook in a module. A compiler does not ask: it sees the calls themselves."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
 
 
 def _called(attention: Any) -> str:

@@ -147,6 +147,7 @@ def _values(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, _ABSENT_IN_EVAL):
         return {}
     skip = {"training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training", "init_values"}
+    skip |= {"readout"}  # a blueprint says it
     plain = (bool, int, float, str, tuple)
     return {k: v for k, v in vars(module).items() if isinstance(v, plain) and k[0] != "_" and k not in skip}
 
@@ -157,26 +158,29 @@ def _values(module: nn.Module) -> dict[str, Any]:
 @dataclasses.dataclass(frozen=True)
 class Blueprint:
     """`attention` has the spec of every layer, or None where a model of timm's keeps its own; `tokens` the spec of what
-    reduces the tokens, or nothing."""
+    reduces the tokens, or nothing; `readout` is the host's."""
 
     description: Description
     attention: tuple[str | None, ...]
     tokens: str = ""
+    readout: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        tokens = {"tokens": self.tokens} if self.tokens else {}
-        return {**dataclasses.asdict(self.description), "attention": list(self.attention), **tokens}
+        more = {name: value for name in ("tokens", "readout") if (value := getattr(self, name))}
+        return {**dataclasses.asdict(self.description), "attention": list(self.attention), **more}
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Blueprint:
         description = Description(str(found["host"]), dict(found["arguments"]))
-        return cls(description, tuple(found["attention"]), str(found.get("tokens", "")))
+        readout = bool(found.get("readout", False))
+        return cls(description, tuple(found["attention"]), str(found.get("tokens", "")), readout)
 
     def build(self) -> Any:
         """The model, its weights yet to be loaded."""
         if self.description.host != "timm":
             host: Any = self.description.build([parse(text or "full") for text in self.attention])
             host.set_tokens(self.tokens)
+            host.readout = self.readout and host.reads_prefix
             return host
         model = _by_name(**self.description.arguments)
         slots = find_slots(model)
@@ -198,7 +202,7 @@ def blueprint(model: Any) -> Blueprint:
     if describes(model):
         description = describe(model)
         layers = tuple(str(getattr(block.attn, "spec", "full")) for block in model.blocks)
-        return Blueprint(description, layers, getattr(model, "tokens", ""))
+        return Blueprint(description, layers, getattr(model, "tokens", ""), getattr(model, "readout", False))
     name = model_name(model)
     if not timm.is_model(name) or not exchangeable(model):
         raise UserError(

@@ -91,6 +91,11 @@ def convert_with_report(
     if is_host(host):
         host.check_order()
         start_attentions(host.blocks, scratch=False)
+        # What computes all that the original does stays the original, to the bit.
+        host.readout = host.reads_prefix and (bool(host.tokens) or any(b.attn.name != "full" for b in host.blocks))
+        if host.readout:
+            found = {row.name: row.macs for row in host.costs()}
+            rows[-1] = dataclasses.replace(rows[-1], after=found[rows[-1].name])
     if predictor is not None and any(predicts(slot.attn) for slot in slots):
         put_predictor(slots, predictor)
     note = fit_to(host, dense, fit) if fits(host) else ""
@@ -101,6 +106,7 @@ def convert_with_report(
         len(host.state_dict()) - sum(len(slot.attn.state_dict()) for slot in slots),
         pays_from=pays,
         reduction=Reduction.of(host) if is_host(host) else None,
+        readout=is_host(host) and host.readout,
         note=note,
     )
     if check is not None and dense is not None:

@@ -104,7 +104,8 @@ class Report:
 
     `pays_from` is the smallest square size at which one of the layers that were left as they were would be converted.
     `random_weights`: nothing was ever loaded into the model. `unserved`: paths of attentions that were found and cannot
-    be exchanged, and why. `note`: what else to know.
+    be exchanged, and why. `readout`: of the last layer the class token's answer alone is computed. `note`: what else to
+    know.
     """
 
     model: str
@@ -116,6 +117,7 @@ class Report:
     random_weights: bool = False
     reduction: Reduction | None = None
     unserved: tuple[tuple[str, str], ...] = ()
+    readout: bool = False
     note: str = ""
 
     @property
@@ -147,6 +149,7 @@ class Report:
             "unserved": [{"name": name, "reason": reason} for name, reason in self.unserved],
             "tokens_spec": self.reduction.tokens if self.reduction else None,
             "tokens": list(self.reduction.counts) if self.reduction else None,
+            "readout": self.readout,
             "note": self.note,
             "layers": [layer.as_dict() for layer in self.layers],
         }
@@ -163,6 +166,8 @@ class Report:
         ]
         if self.reduction:
             lines.insert(1, str(self.reduction))
+        if self.readout:
+            lines.append("the last layer computes for the class token alone: no patch that leaves it is read")
         if self.left and not done:
             lines.append(self._nothing())
         lines += [f"not exchanged: {paths}: {reason}" for paths, reason in folded(self.unserved)]

@@ -1,0 +1,152 @@
+"""`readout`: the last layer is not asked what nobody reads. The same answer, and fewer products."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+
+import attendless
+from attendless import Columnar, UserError
+from attendless.attention import attentions
+from attendless.backbones import ColumnarDistilled, Pyramid
+from attendless.measure.macs import count, count_by_running
+from attendless.tokens import reducers
+
+SMALL: dict[str, Any] = {
+    "img_size": 64, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 3, "num_classes": 7,
+}  # fmt: skip
+ATTENTIONS = [example for cls in attentions().values() for example in (cls.examples or (cls.name,))]
+ATTENTIONS += ["bigbird:form=1d,gate=W,block=4", "window:size=4", "foveal:keep=0.1,order=0"]
+TOKENS = ["tome:r=6", "tome:r=6,protect=0.1", "tome:r=6,until=2"]
+TOKENS += [example for cls in reducers().values() for example in cls.examples]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "registers": {"reg_tokens": 4},
+    "layer scale": {"init_values": 0.1},
+    "norms": {"qk_norm": True, "scale_attn_norm": True, "scale_mlp_norm": True},
+    "no biases": {"qkv_bias": False},
+    "normed last": {"fc_norm": True},
+}
+IMAGES = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+
+
+def build(attention: str = "full", tokens: str = "", cls: Any = Columnar, **more: Any) -> Any:
+    """A small model, every weight off its neutral start; skipped where the two do not go together."""
+    torch.manual_seed(0)
+    specs = f"2xfull/{attention}"
+    try:
+        model = cls(**{**SMALL, **more}, attention=specs, tokens=tokens).eval()
+    except UserError as reason:
+        pytest.skip(str(reason))
+    for weight in model.parameters():
+        weight.data.add_(0.05 * torch.randn_like(weight))
+    return model
+
+
+def assert_same(model: Any, images: torch.Tensor = IMAGES) -> None:
+    assert model.reads_prefix
+    with torch.no_grad():
+        whole, features = model(images), model.forward_features(images)
+        model.readout = True
+        calls = []
+        model.norm.register_forward_pre_hook(lambda _, given: calls.append(given[0].shape[1]))
+        alone = model(images)
+        assert calls == [model.num_prefix_tokens]
+        torch.testing.assert_close(alone, whole, atol=2e-5, rtol=1e-5)
+        assert torch.equal(model.forward_features(images), features)
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_every_attention_answers_the_same(attention: str) -> None:
+    assert_same(build(attention))
+
+
+@pytest.mark.parametrize("attention", ["full", "foveal:keep=0.2", "performer", "sparsifiner:rank=8"])
+@pytest.mark.parametrize("tokens", TOKENS)
+def test_on_fewer_tokens(attention: str, tokens: str) -> None:
+    assert_same(build(attention, tokens))
+
+
+@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("attention", ["full", "foveal:keep=0.2"])
+def test_variants(attention: str, variant: dict[str, Any]) -> None:
+    assert_same(build(attention, **variant))
+
+
+def test_two_prefix_tokens() -> None:
+    assert_same(build("foveal", cls=ColumnarDistilled))
+
+
+@pytest.mark.parametrize("tokens", ["", "tome:r=6"])
+@pytest.mark.parametrize("attention", ["full", "performer"])
+def test_counts_what_runs(attention: str, tokens: str) -> None:
+    model = build(attention, tokens)
+    before = count(model).total
+    model.readout = True
+    assert count(model).mlp == count_by_running(model).mlp
+    assert count(model).projections == count_by_running(model).projections
+    assert count(model).total < before
+
+
+def test_gradients_are_the_same() -> None:
+    model = build("foveal:keep=0.2")
+    images = IMAGES.clone().requires_grad_()
+    whole = torch.autograd.grad(model(images).square().sum(), images)[0]
+    model.readout = True
+    alone = torch.autograd.grad(model(images).square().sum(), images)[0]
+    torch.testing.assert_close(alone, whole, atol=1e-4, rtol=1e-4)
+
+
+def test_who_hooks_the_last_layer_sees_every_patch() -> None:
+    model = attendless.convert(build(), tokens="tome:r=6")
+    assert model.readout
+    seen: list[torch.Tensor] = []
+    hook = model.blocks[-1].attn.qkv.register_forward_hook(lambda _m, _i, out: seen.append(out))
+    watched = model(IMAGES)
+    hook.remove()
+    assert seen[0].shape[1] == 1 + 64 - 2 * 6
+    torch.testing.assert_close(model(IMAGES), watched, atol=2e-5, rtol=1e-5)
+    assert len(seen) == 1
+
+
+def test_convert_asks_for_it_where_something_changes() -> None:
+    dense = timm.create_model("vit_tiny_patch16_224", num_classes=7).eval()
+    images = torch.randn(1, 3, 224, 224)
+    same = attendless.convert(dense, "full")
+    assert not same.readout
+    assert torch.equal(same(images), dense(images))
+    assert attendless.convert(dense, "full", tokens="tome:r=8").readout
+    assert attendless.convert(dense, "foveal", below_breakeven="keep").readout
+    again = attendless.convert(attendless.convert(dense, "full", tokens="tome:r=8"), tokens="none")
+    assert not again.readout
+    assert torch.equal(again(images), dense(images))
+    mean = timm.create_model("vit_tiny_patch16_224", num_classes=7, global_pool="avg").eval()
+    assert not attendless.convert(mean, "full", tokens="tome:r=8").readout
+
+
+def test_models_that_answer_from_patches_have_none() -> None:
+    assert not build(global_pool="avg").reads_prefix
+    assert not timm.create_model("columnar_lvvit_tiny").reads_prefix
+    shape = {"embed_dims": (8, 16), "depths": (1, 1), "num_heads": (1, 2), "mlp_ratios": (2, 2)}
+    assert not Pyramid("full", img_size=64, **shape).reads_prefix
+
+
+def test_a_file_keeps_it(tmp_path: Path) -> None:
+    model = attendless.convert(build(), tokens="tome:r=6")
+    attendless.save(model, tmp_path / "m.safetensors")
+    loaded = attendless.load(tmp_path / "m.safetensors")
+    assert loaded.readout
+    assert torch.equal(loaded(IMAGES), model(IMAGES))
+
+
+def test_training_goes_through_every_patch() -> None:
+    model = build("foveal:keep=0.2").train()
+    model.readout = True
+    calls = []
+    model.norm.register_forward_pre_hook(lambda _, given: calls.append(given[0].shape[1]))
+    model(IMAGES)
+    assert calls == [65]
