@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Context, Grid, Macs, Spec, create
 from ..errors import UserError
+from ..sparse.executor import Choice
 from ..tokens import Reducer
 from .cost import Layer, parameters, weight_macs
 
@@ -95,6 +96,12 @@ class Block(nn.Module):
         """The grid that leaves the block."""
         return grid if self.reducer is None else self.reducer.reduced(grid)
 
+    def choice(self, grid: Grid, batch: int = 1, *, prefix_only: bool = False) -> Choice:
+        """Who will execute the attention on the grid it gets, and why."""
+        if prefix_only and self.attn.reads_out():
+            return Choice("sdpa", "one row of full attention for each prefix token")
+        return self.attn.choice(grid, batch)
+
     def cost(self, name: str, grid: Grid, wants: Collection[str] = (), *, prefix_only: bool = False) -> Layer:
         """The block's row in its host's cost."""
         before, between = self.reducers(prefix_only=prefix_only)
@@ -105,8 +112,8 @@ class Block(nn.Module):
         alone = prefix_only and self.attn.reads_out()
         attending = self.attn.read_out_macs(grid) if alone else self.attn.macs(grid, wants)
         feeding = Macs(mlp=self.mlp_macs(after.reduced_to(0) if prefix_only else after))
-        macs = attending + feeding + reducing
-        return Layer(name, grid, macs, parameters(self), self.attn.spec, self.attn.choice(grid))
+        choice = self.choice(grid, prefix_only=prefix_only)
+        return Layer(name, grid, attending + feeding + reducing, parameters(self), self.attn.spec, choice)
 
 
 class ConvBlock(Block):

@@ -182,7 +182,7 @@ class ColumnarHost(Host, _Base):
         for i, (block, wants) in enumerate(zip(self.blocks, self.wants(), strict=True)):
             alone = self.readout and i == len(self.blocks) - 1
             rows.append(block.cost(f"blocks.{i}", grid, wants, prefix_only=alone))
-            grid = block.grid_after(grid)
+            grid = grid.reduced_to(0) if alone else block.grid_after(grid)
         counted = sum(row.params for row in rows)
         rows.append(Layer("head", grid, Macs(other=self.head_macs(grid)), parameters(self) - counted))
         return rows

@@ -78,7 +78,8 @@ def difference(original: nn.Module, converted: nn.Module, images: Tensor) -> Dif
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """What reduces the tokens, how many enter each layer and leave the last, and which of its weights are new."""
+    """What reduces the tokens, how many enter each layer and, if any is read there, leave the last, and which of its
+    weights are new."""
 
     tokens: str
     counts: tuple[int, ...]
@@ -91,8 +92,9 @@ class Reduction:
             return None
         *rows, head = host.costs()
         counts = [row.grid.tokens for row in rows if row.spec is not None]
+        counts += [] if host.readout else [head.grid.tokens]
         new = tuple(name for name, _ in host.named_parameters() if ".reducer." in name)
-        return cls(host.tokens, (*counts, head.grid.tokens), new)
+        return cls(host.tokens, tuple(counts), new)
 
     def __str__(self) -> str:
         return f"{self.tokens} leaves {self.counts[-1]} of {self.counts[0]} tokens: {_runs(self.counts)}"

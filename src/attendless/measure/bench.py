@@ -221,12 +221,13 @@ def _path(model: nn.Module, batch: int) -> tuple[str, str]:
     of them says why."""
     if is_host(model):
         rows: Any = [row for row in model.costs() if row.spec is not None]  # type: ignore[operator]
-        layers = [(block.attn, row.grid) for block, row in zip(model.blocks, rows, strict=True)]  # type: ignore[arg-type]
+        *blocks, last = zip(model.blocks, rows, strict=True)  # type: ignore[arg-type]
+        choices = [(block.attn.name, block.choice(row.grid, batch)) for block, row in blocks]
+        choices += [(last[0].attn.name, last[0].choice(last[1].grid, batch, prefix_only=bool(model.readout)))]
     else:
-        layers = [(m, m.grid) for m in model.modules() if isinstance(m, Attention)]
-    if not layers:
+        choices = [(m.name, m.choice(m.grid, batch)) for m in model.modules() if isinstance(m, Attention)]
+    if not choices:
         return "timm", "timm's own attention"
-    choices = [(attention.name, attention.choice(grid, batch)) for attention, grid in layers]
     paths = Counter(choice.executor for _, choice in choices)
     text = next(iter(paths)) if len(paths) == 1 else " + ".join(f"{n}x{path}" for path, n in paths.items())
     reasons: dict[tuple[str, str], str] = {}
