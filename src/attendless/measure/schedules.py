@@ -85,14 +85,18 @@ def schedules(
     one."""
     timed = partial(block_times, host, batch_of(images, batch), budget, progress)
     cost = Cost(notes.get(f"milliseconds by tokens, batch {batch}", timed))
-    tried = _Trials(host, images, cost, notes)
-    if tokens != SEARCHED:
-        return [tried.plain, tried.judged(tried.priced(tokens))]
-    with progress("searching what to merge", len(PROTECTIONS) + TRIALS) as step:
-        for protect in PROTECTIONS:
-            tried.try_protection(protect)
-            step(1)
-        return evolve(tried, most, TRIALS, step)
+    host.readout = host.reads_prefix  # as what it is converted to will be
+    try:
+        tried = _Trials(host, images, cost, notes)
+        if tokens != SEARCHED:
+            return [tried.plain, tried.judged(tried.priced(tokens))]
+        with progress("searching what to merge", len(PROTECTIONS) + TRIALS) as step:
+            for protect in PROTECTIONS:
+                tried.try_protection(protect)
+                step(1)
+            return evolve(tried, most, TRIALS, step)
+    finally:
+        host.readout = False
 
 
 class _Trials:
@@ -126,8 +130,7 @@ class _Trials:
         """What `tokens` asks for, with its cost."""
         try:
             self.host.set_tokens(tokens)
-            blocks = zip(_rows(self.host), self.host.blocks, strict=True)
-            gone = tuple(row.grid.patches - block.grid_after(row.grid).patches for row, block in blocks)
+            gone = tuple(row.grid.patches - _leaving(self.host, i, row) for i, row in enumerate(_rows(self.host)))
             return Schedule(gone, tokens, self.cost(self.host))
         finally:
             self.host.set_tokens(NONE)
@@ -203,7 +206,7 @@ class Cost:
     """Milliseconds of a host's blocks with the tokens that are left in each, by what was measured of blocks.
 
     Attention runs on the tokens that enter a block and the MLP on those that leave it, so a block costs the mean of
-    what it costs with either, and what merging adds.
+    what it costs with either, and what merging adds. A last one that is only read out costs its part of the MACs.
     """
 
     def __init__(self, measured: dict[str, Any]) -> None:
@@ -215,9 +218,10 @@ class Cost:
 
     def __call__(self, host: Any) -> float:
         total = 0.0
-        for row, block in zip(_rows(host), host.blocks, strict=True):
-            kind, before, after = _kind(row), row.grid.patches, block.grid_after(row.grid).patches
-            total += float(np.polyval(self.fits[kind], [before, after]).mean())
+        for i, row in enumerate(_rows(host)):
+            kind, before, after = _kind(row), row.grid.patches, _leaving(host, i, row)
+            part = row.macs.total / host.blocks[i].cost(row.name, row.grid).macs.total if _read_out(host, i) else 1.0
+            total += part * float(np.polyval(self.fits[kind], [before, after]).mean())
             if after < before:
                 total += float(np.interp(before, self.measured[kind]["merging"], self.measured[kind]["added"]))
         return total
@@ -265,6 +269,17 @@ def _given(block: Any, grid: Grid, patches: int, like: Tensor) -> tuple[Tensor, 
 def _rows(host: Any) -> list[Layer]:
     """What each block costs, and the grid that enters it."""
     return [row for row in host.costs() if row.spec is not None]
+
+
+def _read_out(host: Any, number: int) -> bool:
+    """Whether a block is one of which only the prefix tokens are read."""
+    return bool(host.readout) and number == len(host.blocks) - 1
+
+
+def _leaving(host: Any, number: int, row: Layer) -> int:
+    """How many patches there are after a block's reducer: all that entered where none is read, and none is merged."""
+    grid = row.grid if _read_out(host, number) else host.blocks[number].grid_after(row.grid)
+    return int(grid.patches)
 
 
 def _kind(row: Layer) -> str:
