@@ -1,9 +1,10 @@
 """Less attention on real weights and images: saturation, fitted, distilled, timed; and what LaViT's parts are worth.
 
-    python benchmarks/lavit.py WEIGHTS DISTIL EVAL --out DIR [--small DATA] [--stage S …] [--images N] [--threads T]
+    python benchmarks/lavit.py WEIGHTS DISTIL EVAL --out DIR [--small DATA] [--more FOLDER:TIMES …] [--stage S …]
 
 WEIGHTS are DeiT-Tiny's; DISTIL is a folder of images to fit to and learn from, whose labels are not used; EVAL one of
-labelled images to be judged on; DATA (for `ablate`) a folder of class folders that fits a small model. Stages:
+labelled images to be judged on; DATA (for `ablate`) a folder of class folders that fits a small model. `--more` names
+folders of other pictures to learn from, each with how often (0.5: every second of them); so may DISTIL. Stages:
 
     saturation  how alike the scores of neighbouring layers are                          DIR/saturation.json
     fit         4, 6 and 8 vanilla layers, copied and fitted without training            DIR/rows.json
@@ -27,7 +28,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
-from study import whole
+from study import gathered, whole
 
 import attendless
 from attendless.backbones import Pyramid
@@ -68,6 +69,7 @@ def main() -> None:
     parser.add_argument("eval")
     parser.add_argument("--small", help="folder of class folders, for the ablation")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--more", nargs="+", default=[], help="FOLDER:TIMES, for distil: other pictures to learn from")
     stages = {
         "saturation": saturation, "fit": fitted, "distil": distilled, "time": race, "ablate": ablate, "report": report,
     }  # fmt: skip
@@ -126,7 +128,9 @@ def spec(vanilla: int, maps: str) -> str:
 
 def fitted(args: argparse.Namespace) -> None:
     dense = open_model(MODEL, weights=args.weights)
-    images = load_images(open_data(args.distil, labels=False), preprocessing(dense, (224, 224)), FITTED_TO)
+    images = load_images(
+        open_data(args.distil.partition(":")[0], labels=False), preprocessing(dense, (224, 224)), FITTED_TO
+    )
     for vanilla in VANILLA:
         names = {f"{maps} {vanilla}": maps for maps in MAPS}
         fits = {name: None if maps == "copied" else images for name, maps in names.items()}
@@ -143,11 +147,15 @@ def distilled(args: argparse.Namespace) -> None:
         name = f"distilled {vanilla}"
         if name not in read(args.out / "rows.json") and re.search(args.only, name):
             whole(distill(
-                MODEL, args.distil, attention=spec(vanilla, "default"), weights=args.weights, eval_every=100,
+                MODEL, pictures(args), attention=spec(vanilla, "default"), weights=args.weights, eval_every=100,
                 out=student(args, vanilla).parent, run=Run(workers=0, log_every=20),
                 change={"new": "epochs=0", "all": lesson(vanilla)},
             ))  # fmt: skip
         judge(args, dense, {name: partial(load, student(args, vanilla))})
+
+
+def pictures(args: argparse.Namespace) -> str:
+    return gathered(args.out / "pictures", args.distil, args.more)
 
 
 def lesson(vanilla: int) -> str:

@@ -6,7 +6,7 @@ A study killed and started again goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,38 @@ def whole(run: Any) -> Any:
     if not run.finished:
         raise SystemExit(f"stopped; the same command goes on with {run.out}")
     return run
+
+
+def gathered(out: Path, distil: str, more: Sequence[str]) -> str:
+    """A folder of links to pictures to learn from: those of `distil`, and of each `FOLDER:TIMES` in `more` (3: all of
+    them, three times; 0.5: every second). Every tenth of `distil` is held out, as where there are no others."""
+    if not more:
+        return distil
+    own, others = distil.partition(":"), [one.rpartition(":") for one in more]
+    pictures, times = _pictures(own[0]), float(own[2] or 1)
+    held = set(range(5, len(pictures), 10))
+    _link(out / "val", [pictures[i] for i in sorted(held)], "0")
+    _link(out / "train", _often([one for i, one in enumerate(pictures) if i not in held], times), "0")
+    for number, (folder, _, times) in enumerate(others, start=1):
+        _link(out / "train", _often(_pictures(folder), float(times)), str(number))
+    return str(out)
+
+
+def _pictures(folder: str) -> list[Path]:
+    return sorted(file for file in Path(folder).resolve().rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
+
+
+def _often(pictures: list[Path], times: float) -> list[Path]:
+    return pictures * round(times) if times >= 1 else pictures[:: round(1 / times)]
+
+
+def _link(split: Path, pictures: list[Path], prefix: str) -> None:
+    folder = split / "pictures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for i, picture in enumerate(pictures):
+        link = folder / f"{prefix}-{i}{picture.suffix}"
+        if not link.is_symlink():
+            link.symlink_to(picture)
 
 
 class Rows(dict[str, Any]):

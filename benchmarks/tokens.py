@@ -1,10 +1,10 @@
 """Fewer tokens, on real weights and real images: accuracy, multiply-accumulates and milliseconds, alone and with
 attentions that look at fewer keys.
 
-    python benchmarks/tokens.py WEIGHTS EVAL --out DIR [--distil DISTIL] [--stage S …] [--threads T]
+    python benchmarks/tokens.py WEIGHTS EVAL --out DIR [--distil DISTIL] [--more FOLDER:TIMES …] [--stage S …]
 
 WEIGHTS are DeiT-Tiny's; EVAL is a folder of labelled images to be judged on, DISTIL one to learn from, whose labels are
-not used. Stages:
+not used. `--more` names folders of other pictures to learn from, each with how often; so may DISTIL. Stages:
 
     learn      what is to be trained learns the dense model's answers (needs DISTIL)                      DIR/learned/
     evaluate   the accuracy of every row                                                                 DIR/rows.json
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from study import MODEL, Rows, accuracies, against, speed, speedups, table, whole
+from study import MODEL, Rows, accuracies, against, gathered, speed, speedups, table, whole
 
 from attendless.convert import convert, load, open_model
 from attendless.data.labels import match_labels
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("weights")
     parser.add_argument("eval")
     parser.add_argument("--distil", help="folder of images to learn from")
+    parser.add_argument("--more", nargs="+", default=[], help="FOLDER:TIMES: other pictures to learn from")
     parser.add_argument("--out", type=Path, required=True)
     stages = {
         "learn": learn, "evaluate": judge, "expect": expect, "features": features, "time": time, "report": report,
@@ -101,7 +102,8 @@ def learn(args: argparse.Namespace) -> None:
         if not re.search(args.only, f"224 learned {tokens}"):
             continue
         run = Run(workers=0, log_every=20)
-        whole(distill(MODEL, args.distil, tokens=tokens, weights=args.weights, out=student(args, tokens).parent,
+        pictures = gathered(args.out / "pictures", args.distil, args.more)
+        whole(distill(MODEL, pictures, tokens=tokens, weights=args.weights, out=student(args, tokens).parent,
                       change={"all": how}, run=run))  # fmt: skip
 
 
