@@ -13,6 +13,9 @@ import attendless
 from attendless import Columnar, UserError
 from attendless.attention import attentions
 from attendless.backbones import ColumnarDistilled, Pyramid
+from attendless.convert.rebuild import convert_with_report
+from attendless.dense.features import Features
+from attendless.measure import parts
 from attendless.measure.macs import count, count_by_running
 from attendless.tokens import reducers
 
@@ -47,13 +50,24 @@ def build(attention: str = "full", tokens: str = "", cls: Any = Columnar, **more
     return model
 
 
+def monitor(model: Any, calls: list[int]) -> None:
+    """Note how many tokens reach the head, without a hook, which would see them all."""
+    head = model.forward_head
+
+    def seen(x: torch.Tensor, **more: Any) -> torch.Tensor:
+        calls.append(x.shape[1])
+        return head(x, **more)
+
+    model.forward_head = seen
+
+
 def assert_same(model: Any, images: torch.Tensor = IMAGES) -> None:
     assert model.reads_prefix
     with torch.no_grad():
         whole, features = model(images), model.forward_features(images)
         model.readout = True
-        calls = []
-        model.norm.register_forward_pre_hook(lambda _, given: calls.append(given[0].shape[1]))
+        calls: list[int] = []
+        monitor(model, calls)
         alone = model(images)
         assert calls == [model.num_prefix_tokens]
         torch.testing.assert_close(alone, whole, atol=2e-5, rtol=1e-5)
@@ -146,7 +160,62 @@ def test_a_file_keeps_it(tmp_path: Path) -> None:
 def test_training_goes_through_every_patch() -> None:
     model = build("foveal:keep=0.2").train()
     model.readout = True
-    calls = []
-    model.norm.register_forward_pre_hook(lambda _, given: calls.append(given[0].shape[1]))
+    calls: list[int] = []
+    monitor(model, calls)
     model(IMAGES)
     assert calls == [65]
+
+
+def test_another_head_takes_it_back() -> None:
+    model = attendless.convert(build(), tokens="tome:r=6")
+    model.reset_classifier(7, global_pool="avg")
+    whole = count(model).total
+    found = model(IMAGES)
+    model.readout = False
+    assert torch.equal(found, model(IMAGES))
+    assert count(model).total == whole
+
+
+def test_who_computes_the_projection_himself_is_asked() -> None:
+    model = attendless.convert(build(), "foveal", below_breakeven="keep")
+    linear = model.blocks[-1].attn.qkv
+    expected = model(IMAGES)
+    calls = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        calls.append(x.shape[1])
+        return torch.nn.functional.linear(x, linear.weight, linear.bias)
+
+    linear.forward = forward  # as offloading does
+    torch.testing.assert_close(model(IMAGES), expected, atol=2e-5, rtol=1e-5)
+    assert calls == [65]
+
+
+def test_gradients_of_the_last_layer_are_seen_whole() -> None:
+    model = attendless.convert(build(), "foveal", below_breakeven="keep")
+    seen: list[tuple[int, ...]] = []
+    hook = model.blocks[-1].mlp.register_full_backward_hook(lambda _m, _i, out: seen.append(tuple(out[0].shape)))
+    model(IMAGES).sum().backward()
+    hook.remove()
+    assert seen == [(2, 65, 48)]
+
+
+def test_the_way_back_is_reported_whole() -> None:
+    fast = attendless.convert(build(), "foveal:keep=0.2", tokens="tome:r=6", below_breakeven="keep")
+    whole, report = convert_with_report(fast, "full", tokens="none")
+    rows = [row for row in whole.costs() if row.spec is not None]
+    assert [row.after for row in report.layers] == [row.macs for row in rows]
+    assert report.layers[-1].before.mlp < report.layers[-1].after.mlp
+
+
+def test_a_dense_head_has_every_patch_computed_and_counted() -> None:
+    model = attendless.convert(build(img_size=64), "foveal:keep=0.2", below_breakeven="keep")
+    assert not Features(model).backbone.readout
+
+
+def test_the_layer_view_calls_its_projections_that() -> None:
+    model = attendless.convert(build(embed_dim=192), "foveal:keep=0.2", below_breakeven="keep")
+    attn = model.blocks[-1].attn
+    assert (attn, "project_prefix", "projections") in parts.places(model)
+    with parts.shadowed(parts.places(model), parts._Marks(torch.device("cpu"))):
+        assert attn.reads_out(), "who only watches changes nothing"

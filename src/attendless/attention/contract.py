@@ -259,18 +259,27 @@ class Attention(nn.Module):
 
     def reads_out(self) -> bool:
         """Whether prefix queries attend to all keys as in full attention, so that they can be asked alone."""
-        return "class_attention" in self.provides and self.has_core() and type(self.qkv) is nn.Linear
+        # Somebody who has put a `forward` of his own on the projection wants it called, unless he only watches.
+        own = vars(self.qkv).get("forward")
+        usual = type(self.qkv) is nn.Linear and (own is None or getattr(own, "only_watches", False))
+        return usual and "class_attention" in self.provides and self.has_core()
 
     def read_out(self, x: Tensor, grid: Grid) -> Tensor:
         """What `forward` gives the prefix tokens, [B, P, C], where nobody asks for the patches': those make no queries,
         and nothing of what they would see."""
+        asked, looked_at = self.project_prefix(x, grid.prefix)
+        tokens = (asked, *looked_at.chunk(2, dim=-1))
+        q, k, v = (t.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2) for t in tokens)
+        out = full(
+            self.q_norm(q), self.k_norm(k), v, scale=self.scale, key_bias=grid.key_bias(q.dtype), dropout=self.dropout
+        )
+        return self.merge(out)
+
+    def project_prefix(self, x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
+        """x [B, N, C] → the queries of its first `prefix` tokens, and the keys and values of all, side by side."""
         weight, bias, width = self.qkv.weight, self.qkv.bias, self.attn_dim
         biases = (None, None) if bias is None else (bias[:width], bias[width:])
-        asked = F.linear(x[:, : grid.prefix], weight[:width], biases[0])
-        looked_at = F.linear(x, weight[width:], biases[1]).chunk(2, dim=-1)
-        q, k, v = (t.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2) for t in (asked, *looked_at))
-        key_bias = grid.key_bias(q.dtype)
-        return self.merge(full(self.q_norm(q), self.k_norm(k), v, scale=self.scale, key_bias=key_bias))
+        return F.linear(x[:, :prefix], weight[:width], biases[0]), F.linear(x, weight[width:], biases[1])
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """The attention map this layer amounts to, [B, H, queries, N], whichever kernel computes it.

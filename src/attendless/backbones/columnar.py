@@ -101,7 +101,7 @@ class ColumnarHost(Host, _Base):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         _refuse_masks(attn_mask, is_causal)
-        if not self.readout or self.training or watched(self.blocks[-1]):
+        if not self.reads_out or self.training or watched(self.blocks[-1]) or watched(self.norm):
             x, context = self.forward_context(x)
             return self.answer(x, context.grid)
         last = len(self.blocks) - 1
@@ -111,8 +111,9 @@ class ColumnarHost(Host, _Base):
 
     @property
     def reads_prefix(self) -> bool:
-        answers = self.global_pool == "token" and self.num_prefix_tokens > 0 and not hasattr(self, "aux_head")
-        return answers and self.blocks[-1].tokenwise
+        answers = type(self).forward_head in (VisionTransformer.forward_head, VisionTransformerDistilled.forward_head)
+        reads = answers and self.global_pool == "token" and self.num_prefix_tokens > 0
+        return reads and self.blocks[-1].tokenwise
 
     def answer(self, x: Tensor, grid: Grid) -> Tensor:
         """Where the classifier pools the patches, a merged one counts for all that it stands for."""
@@ -180,7 +181,7 @@ class ColumnarHost(Host, _Base):
         )
         rows = [Layer("embedding", grid, Macs(other=self.embedding_macs(grid)), embedding)]
         for i, (block, wants) in enumerate(zip(self.blocks, self.wants(), strict=True)):
-            alone = self.readout and i == len(self.blocks) - 1
+            alone = self.reads_out and i == len(self.blocks) - 1
             rows.append(block.cost(f"blocks.{i}", grid, wants, prefix_only=alone))
             grid = grid.reduced_to(0) if alone else block.grid_after(grid)
         counted = sum(row.params for row in rows)

@@ -31,13 +31,18 @@ class Host:
     """A model whose blocks pass the context."""
 
     blocks: Any
-    #: Whether `forward` leaves out of the last layer what its answer does not need.
+    #: Whether `forward` shall leave out of the last layer what its answer does not need.
     readout: bool = False
 
     @property
     def reads_prefix(self) -> bool:
         """Whether the answer is read from prefix tokens alone, which may then leave the last layer without the rest."""
         return False
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether they do: it is asked for, and the answer is read so."""
+        return self.readout and self.reads_prefix
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         """Run one layer, with what belongs to it. The context says in `wants` what it must leave."""
@@ -148,7 +153,8 @@ def watched(module: nn.Module) -> bool:
     """Whether somebody has a hook in a module. A compiler does not ask: it sees the calls themselves."""
     if torch.compiler.is_compiling():
         return False
-    return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(part, kind) for part in module.modules() for kind in kinds)
 
 
 def _called(attention: Any) -> str:

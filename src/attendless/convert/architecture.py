@@ -180,7 +180,7 @@ class Blueprint:
         if self.description.host != "timm":
             host: Any = self.description.build([parse(text or "full") for text in self.attention])
             host.set_tokens(self.tokens)
-            host.readout = self.readout and host.reads_prefix
+            host.readout = self.readout
             return host
         model = _by_name(**self.description.arguments)
         slots = find_slots(model)

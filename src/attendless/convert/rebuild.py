@@ -82,6 +82,8 @@ def convert_with_report(
         resize(host, parse_size(size))
     dense = copy.deepcopy(host) if check is not None or fit is not None else None
     before = [slot.now + slot.others for slot in find_slots(host)]
+    if is_host(host):
+        host.readout = False  # what slots count is whole
     if tokens is not None:
         put_tokens(host, tokens)
     slots = find_slots(host)  # on the tokens that are left
@@ -93,7 +95,7 @@ def convert_with_report(
         start_attentions(host.blocks, scratch=False)
         # What computes all that the original does stays the original, to the bit.
         host.readout = host.reads_prefix and (bool(host.tokens) or any(b.attn.name != "full" for b in host.blocks))
-        if host.readout:
+        if host.reads_out:
             found = {row.name: row.macs for row in host.costs()}
             rows[-1] = dataclasses.replace(rows[-1], after=found[rows[-1].name])
     if predictor is not None and any(predicts(slot.attn) for slot in slots):

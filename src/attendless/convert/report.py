@@ -92,7 +92,7 @@ class Reduction:
             return None
         *rows, head = host.costs()
         counts = [row.grid.tokens for row in rows if row.spec is not None]
-        counts += [] if host.readout else [head.grid.tokens]
+        counts += [] if host.reads_out else [head.grid.tokens]
         new = tuple(name for name, _ in host.named_parameters() if ".reducer." in name)
         return cls(host.tokens, tuple(counts), new)
 

@@ -223,7 +223,7 @@ def _path(model: nn.Module, batch: int) -> tuple[str, str]:
         rows: Any = [row for row in model.costs() if row.spec is not None]  # type: ignore[operator]
         *blocks, last = zip(model.blocks, rows, strict=True)  # type: ignore[arg-type]
         choices = [(block.attn.name, block.choice(row.grid, batch)) for block, row in blocks]
-        choices += [(last[0].attn.name, last[0].choice(last[1].grid, batch, prefix_only=bool(model.readout)))]
+        choices += [(last[0].attn.name, last[0].choice(last[1].grid, batch, prefix_only=bool(model.reads_out)))]
     else:
         choices = [(m.name, m.choice(m.grid, batch)) for m in model.modules() if isinstance(m, Attention)]
     if not choices:

@@ -96,6 +96,8 @@ def _attention(attn: nn.Module) -> Iterator[Place]:
     yield attn, "forward", "core"
     for name in getattr(attn, "selection", ()):
         yield attn, name, "selection"
+    if isinstance(attn, Attention):
+        yield attn, "project_prefix", "projections"
     for name, child in attn.named_modules():
         if name.rsplit(".", 1)[-1] in _PROJECTIONS and isinstance(child, nn.Linear | nn.Conv2d):
             yield child, "forward", "projections"
@@ -134,6 +136,7 @@ class _Marks:
                 self.mark()
                 self.open.pop()
 
+        marked.only_watches = True  # type: ignore[attr-defined]
         return marked
 
     def seconds(self) -> dict[str, float]:

@@ -85,7 +85,7 @@ def schedules(
     one."""
     timed = partial(block_times, host, batch_of(images, batch), budget, progress)
     cost = Cost(notes.get(f"milliseconds by tokens, batch {batch}", timed))
-    host.readout = host.reads_prefix  # as what it is converted to will be
+    before, host.readout = host.readout, True  # as what it is converted to will be
     try:
         tried = _Trials(host, images, cost, notes)
         if tokens != SEARCHED:
@@ -96,7 +96,7 @@ def schedules(
                 step(1)
             return evolve(tried, most, TRIALS, step)
     finally:
-        host.readout = False
+        host.readout = before
 
 
 class _Trials:
@@ -220,7 +220,7 @@ class Cost:
         total = 0.0
         for i, row in enumerate(_rows(host)):
             kind, before, after = _kind(row), row.grid.patches, _leaving(host, i, row)
-            part = row.macs.total / host.blocks[i].cost(row.name, row.grid).macs.total if _read_out(host, i) else 1.0
+            part = row.macs.total / _whole(host.blocks[i], row.grid) if _read_out(host, i) else 1.0
             total += part * float(np.polyval(self.fits[kind], [before, after]).mean())
             if after < before:
                 total += float(np.interp(before, self.measured[kind]["merging"], self.measured[kind]["added"]))
@@ -273,7 +273,12 @@ def _rows(host: Any) -> list[Layer]:
 
 def _read_out(host: Any, number: int) -> bool:
     """Whether a block is one of which only the prefix tokens are read."""
-    return bool(host.readout) and number == len(host.blocks) - 1
+    return bool(host.reads_out) and number == len(host.blocks) - 1
+
+
+def _whole(block: Any, grid: Grid) -> int:
+    """A block's MACs for all tokens of a grid, none of them merged."""
+    return int(block.attn.macs(grid).total + block.mlp_macs(grid))
 
 
 def _leaving(host: Any, number: int, row: Layer) -> int:
