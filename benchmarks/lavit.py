@@ -45,10 +45,14 @@ MODEL = "deit_tiny_patch16_224"
 VANILLA = (8, 6, 4)
 #: As copies of the layer before, and fitted: heads mixed alone, Δ of low rank, the poster's dense maps.
 MAPS = {"copied": "map=none", "heads": "map=none", "default": "", "dense": "map=dense"}
-#: How long those with so many vanilla layers learn, in epochs. What stands two layers before the first that reads stays
-#: as it was: so few pictures would spoil it, and it need not be gone back through.
-EPOCHS = {8: 30, 6: 4, 4: 4}
-LESSON = "lr=3e-4,batch=32,tokens=0.2,cutmix=1.0,precision=bf16"
+#: How those with so many vanilla layers learn: the first for long, and it wants many pictures. What stands two layers
+#: before the first that reads stays as it was: so few pictures would spoil it, and it need not be gone back through.
+LESSON = "lr=3e-4,batch=32,cutmix=1.0,precision=bf16"
+LESSONS = {
+    8: f"epochs=7,tokens=0.5,mixup=0.8,crop_scale=0.25/1.0,{LESSON}",
+    6: f"epochs=4,tokens=0.2,{LESSON}",
+    4: f"epochs=4,tokens=0.2,{LESSON}",
+}
 FITTED_TO = 32
 #: What is changed in a small LaViT; `dp` is in the spec of its less attention.
 ABLATION: dict[str, dict[str, Any]] = {
@@ -56,6 +60,7 @@ ABLATION: dict[str, dict[str, Any]] = {
     "w/o LA": {"less": None, "carry": "none"},
     "w/o AR": {"carry": "none"},
     "w/o L_DP": {"dp": "dp=0"},
+    "a tenth of L_DP": {"dp": "dp=0.1"},
     "L_DP as printed": {"dp": "dp=1,dp_sign=poster"},
 }
 SEEDS = (0, 1, 2)
@@ -160,7 +165,7 @@ def pictures(args: argparse.Namespace) -> str:
 
 def lesson(vanilla: int) -> str:
     learns = [*(f"blocks.{i}.*" for i in range(vanilla - 2, 12)), "norm.*", "head.*"]
-    return f"epochs={EPOCHS[vanilla]},{LESSON},trained={'/'.join(learns)}"
+    return f"{LESSONS[vanilla]},trained={'/'.join(learns)}"
 
 
 def student(args: argparse.Namespace, vanilla: int) -> Path:
