@@ -69,6 +69,10 @@ STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
 LEARNED = {
     "tome:r=16,protect=0.1": "epochs=16,cutmix=1.0,eval_every=4",
     "tome:r=0/24/23/22/20/19/17/16/15/0/0/0,protect=0.1": "epochs=36,cutmix=1.0,precision=bf16,eval_every=12",
+    "tome:r=0/18/22/24/24/24/20/16/12/8/6/4,protect=0.1": (  # with more pictures
+        "epochs=9,lr=4e-5,mixup=0.8,cutmix=1.0,crop_scale=0.25/1.0,precision=bf16,trained="
+        + "/".join([*(f"blocks.{i}.*" for i in range(1, 12)), "norm.*", "head.*"])
+    ),
 }
 #: For dense heads, at 384 px.
 FEATURES = (
