@@ -37,6 +37,12 @@ from attendless.stamp import stamp_line
 from attendless.storage import atomic
 from attendless.train import Run, distill
 
+
+def trained_from(layer: int) -> str:
+    """In words that a phase takes: what stands from a layer on learns."""
+    return "trained=" + "/".join([*(f"blocks.{i}.*" for i in range(layer, 12)), "norm.*", "head.*"])
+
+
 #: By size: how many images (0: it is timed only), the larger batch, and what is compared: an attention, and what
 #: reduces the tokens.
 FOVEAL, SPARSIFINER = "foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled"
@@ -65,14 +71,13 @@ STUDY: dict[int, tuple[int, int, list[tuple[str, str]]]] = {
         (FOVEAL, "tome:keep=0.15,start=1,protect=0.1"),
     ]),
 }  # fmt: skip
-#: What is trained, at 224 px, and how.
+#: What is trained, at 224 px, and how; the last two with more pictures, and from the first layer that merges on.
+GENTLY = "mixup=0.8,cutmix=1.0,crop_scale=0.25/1.0,precision=bf16"
 LEARNED = {
     "tome:r=16,protect=0.1": "epochs=16,cutmix=1.0,eval_every=4",
     "tome:r=0/24/23/22/20/19/17/16/15/0/0/0,protect=0.1": "epochs=36,cutmix=1.0,precision=bf16,eval_every=12",
-    "tome:r=0/18/22/24/24/24/20/16/12/8/6/4,protect=0.1": (  # with more pictures
-        "epochs=9,lr=4e-5,mixup=0.8,cutmix=1.0,crop_scale=0.25/1.0,precision=bf16,trained="
-        + "/".join([*(f"blocks.{i}.*" for i in range(1, 12)), "norm.*", "head.*"])
-    ),
+    "tome:r=0/18/22/24/24/24/20/16/12/8/6/4,protect=0.1": f"epochs=9,lr=4e-5,{GENTLY},{trained_from(1)}",
+    "tome:r=0/0/22/22/22/22/22/22/22/0/0/0,protect=0.2": f"epochs=1,warmup=0.1,lr=5e-5,{GENTLY},{trained_from(2)}",
 }
 #: For dense heads, at 384 px.
 FEATURES = (
