@@ -163,7 +163,8 @@ def test_eval_verb(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_row_is_called_what_was_measured(folder: Path, tmp_path: Path) -> None:
     """At 32 px foveal costs more than it saves: it is measured all the same, never full attention under its name."""
-    model = attendless.convert(timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3), "full")
+    dense = timm.create_model("vit_tiny_patch16_224", img_size=32, depth=3, global_pool="avg")  # it reads every patch
+    model = attendless.convert(dense, "full")
     attendless.save(model, tmp_path / "three.safetensors")
     asked = ["full", "2xfull/foveal:keep=0.25", "full/full/foveal", "3xfull"]
     words = [str(tmp_path / "three.safetensors"), "--data", str(folder), "--attention", *asked]
