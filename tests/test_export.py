@@ -113,7 +113,7 @@ def test_what_was_exported_cannot_be_asked_for_something_else(exported: Exported
 
 
 def _inside(file: Path) -> int:
-    """A place in the middle of what a file holds: in an archive not in the padding between its parts, which is nobody's."""
+    """A place in the middle of what a file holds: of an archive, not in the padding between its parts."""
     if not zipfile.is_zipfile(file):
         return file.stat().st_size // 2
     with zipfile.ZipFile(file) as archive:
