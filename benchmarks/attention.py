@@ -43,7 +43,7 @@ from attendless.measure.clock import race
 from attendless.measure.memory import peak_memory
 from attendless.sparse import foveal as definition
 from attendless.sparse import ops, patterns
-from attendless.sparse.executors import flex
+from attendless.sparse.backends import flex
 from attendless.sparse.operations import foveal
 from attendless.sparse.operations import gather as gather_attend
 from attendless.stamp import stamp, stamp_line

@@ -12,9 +12,16 @@ import argparse
 import math
 from pathlib import Path
 
-from attendless.papers.study import Entry, Part, Study, carry_out, gather, write
-from attendless.papers.study_page import rows_table
 from attendless.stamp import stamp_line
+from attendless_lab.papers.study import (
+    Entry,
+    Part,
+    Study,
+    carry_out,
+    gather,
+    write,
+)
+from attendless_lab.papers.study_page import rows_table
 
 MODEL, WHOLE = "pyramid_stem_tiny", "all of it"
 STUDY = Study(

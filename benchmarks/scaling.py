@@ -35,8 +35,8 @@ from attendless.predict import Opening, Predictor, find_pictures, predict
 from attendless.predict.shards import write
 from attendless.sizes import size_text
 from attendless.stamp import stamp, stamp_line
+from attendless_cli.arguments import parse_size
 from attendless_cli.output import write_json, write_text
-from attendless_cli.words import parse_size
 
 LINK = 10e9 / 8  # bytes per second of 10 Gbit/s
 ENDINGS = {"onnx": ".onnx", "onnx-kernels": ".onnx", "openvino": ".xml", "pt2": ".pt2"}

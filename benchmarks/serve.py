@@ -37,8 +37,8 @@ from PIL import Image
 from attendless.data.source import load_image
 from attendless.predict import Opening, Predictor, find_pictures
 from attendless.stamp import stamp, stamp_line
+from attendless_cli.arguments import parse_size
 from attendless_cli.output import write_json
-from attendless_cli.words import parse_size
 
 GOAL, GROWTH, TOLERANCE = 0.9, 0.05, 1e-4
 BATCHES = (1, 2, 4, 8, 16, 32)

@@ -30,7 +30,7 @@ from attendless.convert import convert, load, open_model
 from attendless.data.labels import match_labels
 from attendless.data.opening import open_data
 from attendless.measure.accuracy import load_images, preprocessing
-from attendless.measure.judge import logits, losses, temperature
+from attendless.optimize.judge import logits, losses, temperature
 from attendless.palette import COLOURS
 from attendless.show.figures import new_figure, save_figure
 from attendless.stamp import stamp_line
@@ -197,18 +197,18 @@ def features(args: argparse.Namespace, size: int = 384, images: int = 40) -> Non
     """Cosine of the last layer's patches with the dense model's, put back on the grid."""
     dense = open_model(MODEL, weights=args.weights, size=size).eval()
     x = load_images(open_data(args.eval, "val"), preprocessing(dense, (size, size), 1.0), images)
-    host = convert(dense, "full").eval()
-    before = torch.cat([host.forward_context(some)[0] for some in x.split(10)])[:, 1:]
-    total = sum(row.macs.total for row in host.costs())
+    backbone = convert(dense, "full").eval()
+    before = torch.cat([backbone.forward_context(some)[0] for some in x.split(10)])[:, 1:]
+    total = sum(row.macs.total for row in backbone.costs())
     rows = Rows(args.out / "features.json")
     for tokens in FEATURES:
-        host.set_tokens(tokens)
+        backbone.set_tokens(tokens)
         after = []
         for some in x.split(10):
-            found, context = host.forward_context(some)
+            found, context = backbone.forward_context(some)
             after.append(context.grid.restore(found)[:, 1:])
         alike = torch.cosine_similarity(before, torch.cat(after), dim=-1)
-        share = sum(row.macs.total for row in host.costs()) / total
+        share = sum(row.macs.total for row in backbone.costs()) / total
         cosine = {"mean": float(alike.mean()), "worst": float(alike.flatten().quantile(0.05))}
         rows.keep({tokens: {"images": len(x), "size": size, "macs": share, **cosine}})
 

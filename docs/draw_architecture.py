@@ -21,7 +21,7 @@ from test_imports import ORDER, graph  # noqa: E402
 
 #: What each folder holds.
 WORDS = {
-    "attendless_cli": ("one file per verb", "imports nothing heavy at the top"),
+    "attendless_cli": ("one file per command", "imports nothing heavy at the top"),
     "hub": ("models on the Hub,", "with their card"),
     "serve": ("answers over HTTP,", "in batches"),
     "predict": ("pictures in, answers out;", "shards, a cluster"),
@@ -35,10 +35,10 @@ WORDS = {
     "export": ("ONNX, OpenVINO, pt2:", "written, checked, opened"),
     "measure": ("clock, memory, MACs,", "bench, eval, tune"),
     "convert": ("a pretrained model → the same", "attending less; files"),
-    "backbones": ("hosts: columnar, pyramid;", "blocks that pass the context"),
+    "backbones": ("backbones: columnar, pyramid;", "blocks that pass the context"),
     "tokens": ("reducers: fewer tokens", "between attention and MLP"),
     "attention": ("contract, registry,", "one file per mechanism"),
-    "sparse": ("patterns, operations,", "executors, policy, costs"),
+    "sparse": ("patterns, operations,", "backends, policy, costs"),
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.

@@ -16,8 +16,8 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 from screenshot import FLAGS
 
-from attendless.explore.picture import first_picture
 from attendless_cli.main import main as attendless
+from attendless_lab.explore.picture import first_picture
 
 MODEL = "deit_tiny_patch16_224"
 SPARSIFINER = ("--attention", "sparsifiner:keep=0.25,rest=pooled", "--predictor", MODEL)

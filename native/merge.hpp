@@ -5,7 +5,7 @@
 // Where images alone give every thread something to do, a piece of work is an image.
 #pragma once
 
-#include "alike.hpp"
+#include "nearest.hpp"
 #include "kernels.hpp"
 #include "memory.hpp"
 #include "parallel.hpp"

@@ -12,7 +12,7 @@
 #include <string>
 #include <type_traits>
 
-#include "calls.hpp"
+#include "api.hpp"
 #include "dispatch.hpp"
 #include "geometry.hpp"
 #include "parallel.hpp"

@@ -10,7 +10,7 @@
 #include <openvino/op/op.hpp>
 #include <openvino/runtime/tensor.hpp>
 
-#include "call.hpp"
+#include "runtime_call.hpp"
 
 namespace attendless::openvino {
 

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "call.hpp"
-#include "calls.hpp"
+#include "runtime_call.hpp"
+#include "api.hpp"
 #include "geometry.hpp"
 #include "memory.hpp"
 

@@ -315,5 +315,5 @@ def test_a_reduced_grid_is_refused() -> None:
 def test_the_choice_says_how_much_is_seen() -> None:
     grid = Grid(32, 32, 1)
     layer = create("bigbird:random=0,globals=0", 16, 2, grid=grid)
-    assert layer.choice(grid).executor in ("native", "torch")
+    assert layer.choice(grid).backend in ("native", "torch")
     assert layer.choice(grid).reason.startswith("64 blocks, 12% of all pairs; ")

@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attendless import Attention, Context, Grid, UserError, create
+from attendless import (
+    Attention,
+    Context,
+    Grid,
+    UserError,
+    create,
+)
 from attention_checks import assert_same_with_gradients, build, textbook_heads
 
 

@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attendless import Columnar, Context, Grid, UserError, create
+from attendless import (
+    Columnar,
+    Context,
+    Grid,
+    UserError,
+    create,
+)
 from attendless.attention import averages
 from attendless.attention.averages import budget
 from attendless.sparse import basis, execution, native, topk
@@ -115,7 +121,7 @@ def test_against_the_equations(options: str) -> None:
 @pytest.mark.skipif(not native.available, reason=native.reason or "the kernels are there")
 @pytest.mark.parametrize("options", ["keep=0.3", "keep=0.3,rest=pooled", "keep=0.1,tau=0.2", "keep=0.2,top=2"])
 @pytest.mark.parametrize("learns", ["nothing", "backbone", "everything"])
-def test_every_executor_computes_the_same(options: str, learns: str) -> None:
+def test_every_backend_computes_the_same(options: str, learns: str) -> None:
     """In the kernel, from lists and by masks; without gradients, with those of the backbone, and with all."""
     module = layer(options)
     for weight in module.predictor().values():
@@ -126,7 +132,7 @@ def test_every_executor_computes_the_same(options: str, learns: str) -> None:
     for name in ("native", "torch"):
         y = x.clone().requires_grad_(learns != "nothing")
         with execution(name), torch.set_grad_enabled(learns != "nothing"):
-            assert module.choice(GRID).executor == name
+            assert module.choice(GRID).backend == name
             out = module(y, Context(GRID))[0]
             gradients = torch.autograd.grad((out * weight).sum(), [y, *wanted]) if learns != "nothing" else ()
         found[name] = (out.detach(), *gradients)
@@ -367,7 +373,7 @@ def test_reduced_grids_against_the_equations(kind: str, options: str) -> None:
 
 @pytest.mark.parametrize("kind", ["merged", "fused", "dropped"])
 @pytest.mark.parametrize("options", ["keep=0.3", "keep=0.3,rest=pooled"])
-def test_on_reduced_grids_every_executor_computes_the_same(kind: str, options: str) -> None:
+def test_on_reduced_grids_every_backend_computes_the_same(kind: str, options: str) -> None:
     """Where all may be compared: what is computed, and what is learned from it."""
     module, grid = layer(options), reduced(kind)
     grid = dataclasses.replace(grid, sizes=None if grid.sizes is None else grid.sizes.float())
@@ -375,7 +381,7 @@ def test_on_reduced_grids_every_executor_computes_the_same(kind: str, options: s
     found = []
     for name in ("torch", "native"):
         with execution(name):
-            assert module.choice(grid).executor == (name if native.available else "torch")
+            assert module.choice(grid).backend == (name if native.available else "torch")
             with torch.no_grad():
                 still = module(x, Context(grid))[0]
             module.zero_grad()

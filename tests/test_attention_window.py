@@ -7,7 +7,13 @@ import torch
 from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention
 from torch import Tensor
 
-from attendless import Attention, Context, Grid, UserError, create
+from attendless import (
+    Attention,
+    Context,
+    Grid,
+    UserError,
+    create,
+)
 from attention_checks import assert_equals, build
 
 

@@ -11,7 +11,13 @@ from timm.models.xcit import LPI, XCABlock
 from timm.models.xcit import XCA as TimmXCA
 from torch import Tensor, nn
 
-from attendless import Attention, Context, Grid, UserError, create
+from attendless import (
+    Attention,
+    Context,
+    Grid,
+    UserError,
+    create,
+)
 from attendless.backbones import Columnar, Pyramid
 from attendless.backbones.block import Block
 from attention_checks import assert_equals, build
@@ -96,7 +102,7 @@ def test_local_patch_interaction_costs_two_depthwise_convolutions_and_needs_all_
 
 
 def test_a_whole_block_of_xcits_from_its_weights() -> None:
-    """LayerScale on all three branches: the host's two, and γ₃ here."""
+    """LayerScale on all three branches: the backbone's two, and γ₃ here."""
     norm, grid = partial(nn.LayerNorm, eps=1e-6), Grid(4, 6)
     theirs = XCABlock(16, 2, qkv_bias=True, eta=0.5, norm_layer=norm).eval()
     for value in (*theirs.parameters(), theirs.local_mp.bn.running_mean):

@@ -1,4 +1,4 @@
-"""Every verb with every kind of bad input that it can be given: exit code 2, one line that names what is wrong, and
+"""Every command with every kind of bad input that it can be given: exit code 2, one line that names what is wrong, and
 nothing on disk touched."""
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 import attendless
-from attendless_cli.main import VERBS, main
+from attendless_cli.main import COMMANDS, main
 
 MODEL = "columnar_micro_patch4_32"
-#: What each verb is given besides the mistake. All of it is sound: an option given twice counts as given last.
+#: What each command is given besides the mistake. All of it is sound: an option given twice counts as given last.
 SOUND = {
     "info": (MODEL,),
     "convert": (MODEL, "--attention", "foveal:keep=0.5"),
@@ -41,9 +41,9 @@ SOUND = {
     "papers": (),
     "doctor": (),
 }
-ALL = tuple(VERBS)
+ALL = tuple(COMMANDS)
 HOSTS = ("info", "convert", "bench", "eval", "predict", "tune", "export", "train", "distill", "compare")
-LOADING = tuple(verb for verb in HOSTS if verb != "compare")
+LOADING = tuple(command for command in HOSTS if command != "compare")
 MEASURED = ("info", "convert", "bench", "eval", "predict", "tune", "export")
 FIXED = ("info", "convert", "bench", "eval", "predict", "export", "show", "train", "distill")
 REDUCING = (*FIXED, "tune")
@@ -54,7 +54,7 @@ PREDICTING = ("convert", "bench", "eval", "export", "distill")
 PICTURES = ("eval", "tune", "train", "distill", "compare")
 ATTENDING = ("info", "convert", "bench", "eval", "predict", "export", "show", "train", "distill", "compare")
 SPECS = (*ATTENDING, "tune", "check")
-EXACT = tuple(verb for verb in ALL if verb not in ("compare", "check"))
+EXACT = tuple(command for command in ALL if command not in ("compare", "check"))
 TASKS = ("train", "eval")
 DETECTION = ("--task", "detection")
 THREADED = ("bench", "eval", "predict", "serve", "tune", "export", "show", "explore", "train", "distill", "compare")
@@ -63,7 +63,7 @@ CROPPED = (*PICTURES, "show", "explore", "predict", "serve")
 
 @dataclasses.dataclass(frozen=True)
 class Bad:
-    """A mistake: the words that make it, what the answer must name, and the verbs it can be made with.
+    """A mistake: the words that make it, what the answer must name, and the commands it can be made with.
 
     `model` stands in the place of MODEL, `spec` of what attends, `pictures` of what is looked at; the other
     words follow the sound ones.
@@ -71,43 +71,43 @@ class Bad:
 
     name: str
     says: str
-    verbs: tuple[str, ...]
+    commands: tuple[str, ...]
     words: tuple[str, ...] = ()
     model: str | None = None
     spec: str | None = None
     pictures: str | None = None
 
-    def command(self, verb: str) -> list[str]:
-        sound = list(SOUND[verb])
+    def command(self, command: str) -> list[str]:
+        sound = list(SOUND[command])
         if self.model is not None:
             sound[0] = self.model
         if self.pictures is not None:
             sound[1] = self.pictures
-        if self.spec is not None and verb == "check":
+        if self.spec is not None and command == "check":
             sound[0] = self.spec
         elif self.spec is not None:
             sound += ["--attention", self.spec]
-        return [verb, *sound, *self.words]
+        return [command, *sound, *self.words]
 
 
-def word(name: str, says: str, verbs: tuple[str, ...], *words: str) -> Bad:
-    return Bad(name, says, verbs, words)
+def word(name: str, says: str, commands: tuple[str, ...], *words: str) -> Bad:
+    return Bad(name, says, commands, words)
 
 
-def model(name: str, given: str, says: str, verbs: tuple[str, ...] = HOSTS) -> Bad:
-    return Bad(name, says, verbs, model=given)
+def model(name: str, given: str, says: str, commands: tuple[str, ...] = HOSTS) -> Bad:
+    return Bad(name, says, commands, model=given)
 
 
-def spec(name: str, given: str, says: str, verbs: tuple[str, ...] = SPECS) -> Bad:
-    return Bad(name, says, verbs, spec=given)
+def spec(name: str, given: str, says: str, commands: tuple[str, ...] = SPECS) -> Bad:
+    return Bad(name, says, commands, spec=given)
 
 
 def weights(name: str, given: str, says: str) -> Bad:
     return Bad(f"weights {name}", says, LOADING, ("--weights", given))
 
 
-def data(name: str, given: str, says: str, verbs: tuple[str, ...] = PICTURES) -> Bad:
-    return Bad(f"data {name}", says, verbs, ("--data", given))
+def data(name: str, given: str, says: str, commands: tuple[str, ...] = PICTURES) -> Bad:
+    return Bad(f"data {name}", says, commands, ("--data", given))
 
 
 TABLE = [
@@ -384,17 +384,17 @@ def _as_it_was() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-CASES = [pytest.param(bad, verb, id=f"{verb}: {bad.name[:40]}") for bad in TABLE for verb in bad.verbs]
+CASES = [pytest.param(bad, command, id=f"{command}: {bad.name[:40]}") for bad in TABLE for command in bad.commands]
 
 
-@pytest.mark.parametrize(("bad", "verb"), CASES)
+@pytest.mark.parametrize(("bad", "command"), CASES)
 def test_bad_input_is_answered_in_one_line(
-    bad: Bad, verb: str, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bad: Bad, command: str, world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(world)
     before = snapshot(world)
     with pytest.raises(SystemExit) as stop:
-        main(bad.command(verb))
+        main(bad.command(command))
     printed = capsys.readouterr()
     assert stop.value.code == 2
     assert printed.err.startswith("attendless: error: ")
@@ -406,4 +406,4 @@ def test_bad_input_is_answered_in_one_line(
 
 def test_the_table_is_as_large_as_promised() -> None:
     assert len({bad.name for bad in TABLE}) == len(TABLE) >= 60
-    assert {verb for bad in TABLE for verb in bad.verbs} == set(VERBS)
+    assert {command for bad in TABLE for command in bad.commands} == set(COMMANDS)

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import attendless
 from attendless.attention import Grid
 from attendless.backbones import BBViT
-from attendless.papers.bbvit import PATTERNS, by_keys, by_queries, pairs
+from attendless_lab.papers.bbvit import PATTERNS, by_keys, by_queries, pairs
 
 #: 7 × 7 patches and the class token: 25 blocks of two tokens.
 SMALL: dict[str, Any] = {"img_size": 28, "patch_size": 4, "embed_dim": 16, "depth": 2, "num_heads": 2}

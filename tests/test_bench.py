@@ -30,10 +30,10 @@ from attendless.measure import timing
 from attendless.measure.bench import Conditions, bench, bench_rows
 from attendless.measure.cap import time_share
 from attendless.measure.macs import count, count_by_running
+from attendless.measure.measurement import Measurement
 from attendless.measure.memory import peak_memory
 from attendless.measure.parts import PARTS, parts, places, run
 from attendless.measure.plot import curves, plot, slope, slopes
-from attendless.measure.row import Measurement
 from attendless.measure.subject import original
 from attendless.stamp import stamp, stamp_line
 from native_cases import needs_kernels

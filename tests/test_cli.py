@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from attendless.errors import UserError
-from attendless_cli.main import VERBS, _own_words, main
+from attendless_cli.main import COMMANDS, _own_words, main
 from attendless_cli.output import Lines
 
 START = "from attendless_cli.main import run; run({!r})"
@@ -51,14 +51,14 @@ print("torch" in sys.modules, used.ru_utime + used.ru_stime)
     imported, seconds = done.stdout.splitlines()[-1].split()
     assert imported == "False"
     assert float(seconds) < 0.5
-    assert all(verb in done.stdout for verb in VERBS)
+    assert all(command in done.stdout for command in COMMANDS)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = inside(capsys, verb, "--help")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_verb_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = inside(capsys, command, "--help")
     assert code == 0
-    assert f"\n  attendless {verb}" in out
+    assert f"\n  attendless {command}" in out
     assert "--json" in out
 
 
@@ -234,7 +234,7 @@ def test_list_names_what_can_be_converted_and_nothing_else(capsys: pytest.Captur
     assert "tokens merged in each layer" in inside(capsys, "list", "tome")[1]
 
 
-def verb_that(raises: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def command_that(raises: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(args: object) -> None:
         raise raises
 
@@ -252,7 +252,7 @@ def verb_that(raises: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_want_of_memory_is_one_line(
     error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verb_that(error, monkeypatch)
+    command_that(error, monkeypatch)
     code, _, err = inside(capsys, "doctor")
     assert code == 2
     assert err.startswith("attendless: error: not enough memory")
@@ -260,7 +260,7 @@ def test_want_of_memory_is_one_line(
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    verb_that(RuntimeError("shapes do not fit"), monkeypatch)
+    command_that(RuntimeError("shapes do not fit"), monkeypatch)
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         main(["doctor"])
 

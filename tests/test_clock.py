@@ -10,7 +10,15 @@ import pytest
 import torch
 
 from attendless.measure import clock
-from attendless.measure.clock import ROUNDS, Comparison, compare, device_timer, race, sign_rank, warm_up
+from attendless.measure.clock import (
+    ROUNDS,
+    Comparison,
+    compare,
+    device_timer,
+    race,
+    sign_rank,
+    warm_up,
+)
 from attendless.measure.throughput import best_batch
 
 

@@ -1,4 +1,4 @@
-"""The columnar host gives timm's own outputs under timm's own keys."""
+"""The columnar backbone gives timm's own outputs under timm's own keys."""
 
 from __future__ import annotations
 

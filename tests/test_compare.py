@@ -15,12 +15,24 @@ from pathlib import Path
 import pytest
 import torch
 
-from attendless.compare import compare, contest, cost, schedule
-from attendless.compare.build import build
-from attendless.compare.contestants import ATTENTIONS, MODEL, RECIPE, combinations, recall
-from attendless.compare.results import headline, latex, markdown, on_one_clock, table
-from attendless.compare.run import Job, Outcome, run
 from attendless.errors import UserError
+from attendless_lab.compare import compare, contest, cost, schedule
+from attendless_lab.compare.build import build
+from attendless_lab.compare.contestants import (
+    ATTENTIONS,
+    MODEL,
+    RECIPE,
+    combinations,
+    recall,
+)
+from attendless_lab.compare.results import (
+    headline,
+    latex,
+    markdown,
+    on_one_clock,
+    table,
+)
+from attendless_lab.compare.run import Job, Outcome, run
 
 #: The smallest comparison that has everything in it.
 SMALL = {"data": "scenes:train=96,val=40", "epochs": 2, "batch": 32, "factors": (1,), "budget": 0.05}

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from attendless import Attention, Context, Grid, UserError, convert
+from attendless import (
+    Attention,
+    Context,
+    Grid,
+    UserError,
+    convert,
+)
 from attendless.attention import registry
 from attendless.backbones import Columnar, Pyramid
 from attendless.tokens import Reducer

@@ -8,24 +8,31 @@ import os
 import pytest
 import torch
 
-from attendless import Context, Grid, UserError, attentions, create, load_plugin
-from attendless.measure.contract import CHECKS, others
-from attendless.measure.trial import Place, Trial, attempt
+from attendless import (
+    Context,
+    Grid,
+    UserError,
+    attentions,
+    create,
+    load_plugin,
+)
+from attendless.check.attentions import CHECKS, others
+from attendless.check.trial import Place, Trial, attempt
 from attendless.sparse import dispatch, policy
 from native_cases import needs_kernels
 
 if "ATTENDLESS_PLUGIN" in os.environ:
     load_plugin(os.environ["ATTENDLESS_PLUGIN"])
 SPECS = [spec for cls in attentions().values() for spec in (cls.examples or (cls.name,))]
-#: By the usual executor, as policy `off` has it, and by each of the others, as `auto` may find quickest.
-EXECUTORS = [(spec, executor) for spec in SPECS for executor in ("", *others(spec))]
+#: By the usual backend, as policy `off` has it, and by each of the others, as `auto` may find quickest.
+BACKENDS = [(spec, backend) for spec in SPECS for backend in ("", *others(spec))]
 
 
-@pytest.mark.parametrize(("spec", "executor"), EXECUTORS)
+@pytest.mark.parametrize(("spec", "backend"), BACKENDS)
 @pytest.mark.parametrize("name", CHECKS)
-def test_contract(name: str, spec: str, executor: str) -> None:
+def test_contract(name: str, spec: str, backend: str) -> None:
     check = CHECKS[name]
-    verdict = attempt(check, spec, executor)
+    verdict = attempt(check, spec, backend)
     assert verdict.result != "failed", f"{check.rule} {verdict.note}"
     if verdict.result == "refused":
         pytest.skip(verdict.note)
@@ -44,20 +51,20 @@ def test_an_empty_batch_is_answered_with_nothing(name: str, training: bool) -> N
 
 
 @needs_kernels
-def test_the_executor_named_is_the_one_that_computes() -> None:
+def test_the_backend_named_is_the_one_that_computes() -> None:
     trial = Trial("foveal", Place(Grid(6, 6, 1)))
-    names = [one.name for one in trial.executors()]
+    names = [one.name for one in trial.backends()]
     assert names == ["native", "torch"]
     before = dict(os.environ), policy()
     for name in names:
         with trial.computed_by(name):
             assert policy() == "auto"
-            assert dispatch.choose(trial.module.case(trial.grid, trial.batch)).executor == name
+            assert dispatch.choose(trial.module.case(trial.grid, trial.batch)).backend == name
     with trial.computed_by(""):
         assert policy() == "off"
     assert (dict(os.environ), policy()) == before
-    assert set(dict(EXECUTORS[::-1])) == set(SPECS)
-    assert ("foveal", "torch") in EXECUTORS
+    assert set(dict(BACKENDS[::-1])) == set(SPECS)
+    assert ("foveal", "torch") in BACKENDS
 
 
 def test_full_against_the_textbook() -> None:

@@ -8,12 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from attendless import Attention, Context, UserError, plugins, register
+from attendless import (
+    Attention,
+    Context,
+    UserError,
+    plugins,
+    register,
+)
 from attendless.attention import registry
 from attendless.attention.full import Full
-from attendless.measure.contract import CHECKS, check, others
-from attendless.measure.trial import attempt
-from attendless.sparse import executor
+from attendless.check.attentions import CHECKS, check, others
+from attendless.check.trial import attempt
+from attendless.sparse import backend as backend
 
 
 @pytest.fixture(autouse=True)
@@ -166,14 +172,14 @@ def test_a_broken_attention_fails(name: str, says: str, changes: dict) -> None:
 
 
 def test_every_check_is_shown_to_fail() -> None:
-    assert {name for name, *_ in BROKEN} | {"executors agree"} == set(CHECKS)
+    assert {name for name, *_ in BROKEN} | {"backends agree"} == set(CHECKS)
 
 
-def test_an_executor_that_computes_something_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(executor, "_EXECUTORS", {op: dict(known) for op, known in executor._EXECUTORS.items()})
-    plain = executor.executor("foveal", "torch")
+def test_an_backend_that_computes_something_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "_BACKENDS", {op: dict(known) for op, known in backend._BACKENDS.items()})
+    plain = backend.backend("foveal", "torch")
 
-    @executor.register_executor
+    @backend.register_backend
     class Wrong(type(plain)):
         name, standing = "wrong", -1
 
@@ -181,10 +187,10 @@ def test_an_executor_that_computes_something_else_fails(monkeypatch: pytest.Monk
             return 1.1 * super().run(case, *tensors, **more)
 
     assert others("foveal")[-1] == "wrong"
-    assert attempt(CHECKS["executors agree"], "foveal").result == "passed"
-    verdict = attempt(CHECKS["executors agree"], "foveal", "wrong")
+    assert attempt(CHECKS["backends agree"], "foveal").result == "passed"
+    verdict = attempt(CHECKS["backends agree"], "foveal", "wrong")
     assert verdict.result == "failed"
-    assert "what the usual executor computes: off by" in verdict.note
+    assert "what the usual backend computes: off by" in verdict.note
 
 
 def test_a_sound_attention_passes_and_a_refusal_is_told() -> None:

@@ -13,11 +13,17 @@ from torch import Tensor, nn
 
 from attendless import UserError
 from attendless.attention import Attention, Context, Grid, registry
-from attendless.convert import convert, convert_with_report, load, open_model, save
-from attendless.convert.architecture import describe
+from attendless.convert import (
+    convert,
+    convert_with_report,
+    load,
+    open_model,
+    save,
+)
 from attendless.convert.breakeven import breakeven
-from attendless.convert.resize import resize
 from attendless.convert.select import select_layers
+from attendless.integrations.rebuild.architecture import describe
+from attendless.integrations.resize import resize
 from attendless_cli.main import main
 
 EXACT = ("full", "foveal:keep=1")

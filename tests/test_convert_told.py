@@ -18,8 +18,8 @@ from attendless.attention.full import Full
 from attendless.convert import convert, convert_with_report, open_model, save
 from attendless.convert.files import read_header
 from attendless.convert.report import folded
-from attendless.convert.resize import resize
 from attendless.convert.source import random_weights
+from attendless.integrations.resize import resize
 from attendless.measure.macs import REST, count_by_running, layer_costs
 from attendless_cli.main import main
 

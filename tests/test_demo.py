@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from attendless.compare import conversion, schedule
-from attendless.compare import demo as package
-from attendless.compare.contestants import ATTENTIONS, DATA, PICTURES, SEEDS
-from attendless.compare.conversion import Asked, headline
-from attendless.compare.demo import demo
-from attendless.compare.run import run
 from attendless.data import open_data
 from attendless.errors import UserError
-from attendless_cli.main import FIRST, VERBS, main
+from attendless_cli.main import COMMANDS, FIRST, main
+from attendless_lab.compare import conversion, schedule
+from attendless_lab.compare import demo as package
+from attendless_lab.compare.contestants import ATTENTIONS, DATA, PICTURES, SEEDS
+from attendless_lab.compare.conversion import Asked, headline
+from attendless_lab.compare.demo import demo
+from attendless_lab.compare.run import run
 
 SMALL = {"seeds": (0,), "data": "scenes:train=96,val=40", "epochs": 1, "batch": 32, "factors": (1,), "budget": 0.05}
 ASKED = Asked(size=64, data="scenes:size=64,val=12", budget=0.3, shown=1)
@@ -115,4 +115,4 @@ def test_attendless_alone_greets_with_five_commands(capsys) -> None:
     assert len(FIRST) == 5
     for question, command, answer in FIRST:
         assert f"{question}\n  attendless {command}\n  {answer}\n" in said
-        assert command.split()[0] in VERBS
+        assert command.split()[0] in COMMANDS

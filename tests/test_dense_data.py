@@ -16,7 +16,13 @@ from attendless import UserError
 from attendless.dense.coco import open_boxes
 from attendless.dense.masks import IGNORE_INDEX, open_masks
 from attendless.dense.recipes import RECIPES, DenseRecipe, dense_recipe
-from attendless.dense.transforms import Sized, WithBoxes, WithMasks, boxes_to_learn, masks_to_learn
+from attendless.dense.transforms import (
+    Sized,
+    WithBoxes,
+    WithMasks,
+    boxes_to_learn,
+    masks_to_learn,
+)
 from dense_toys import toy_boxes, toy_masks
 
 HALF = (0.5, 0.5, 0.5)

@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attendless.dense.metrics import coco_results, confusion, in_order, intersections, precisions
+from attendless.dense.metrics import (
+    coco_results,
+    confusion,
+    in_order,
+    intersections,
+    precisions,
+)
 
 
 def test_intersection_over_union_by_counting_pixels() -> None:

@@ -248,7 +248,7 @@ def test_semantic_fpn_costs_what_its_formula_says() -> None:
 def test_the_published_models_have_the_published_counts(
     name: str, head: str, size: tuple[int, int], params: float, giga: float
 ) -> None:
-    from attendless.papers.lavit_dense import counts
+    from attendless_lab.papers.lavit_dense import counts
 
     found, layers, every = counts(empty(name, head, 80 if head == "retinanet" else 150), size)
     assert found / 1e6 == pytest.approx(params, rel=0.005)

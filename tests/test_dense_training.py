@@ -110,9 +110,9 @@ def test_the_command_line(learned: tuple[str, Path, Path], capsys: pytest.Captur
     rows = json.loads(report.read_text())["rows"]
     assert [row["attention"] for row in rows] == ["full", "foveal:keep=0.5"]
     assert ("ap50" if task == "detection" else "miou") in capsys.readouterr().out
-    for verb in (["info", file], ["bench", file, "--quick"], ["convert", file, "--attention", "full"]):
+    for command in (["info", file], ["bench", file, "--quick"], ["convert", file, "--attention", "full"]):
         with pytest.raises(SystemExit, match="2"):
-            main(verb)
+            main(command)
         assert f"holds a model for {task}" in capsys.readouterr().err
 
 

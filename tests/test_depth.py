@@ -6,7 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attendless import Context, Grid, UserError, create, execution
+from attendless import (
+    Context,
+    Grid,
+    UserError,
+    create,
+    execution,
+)
 from attendless.attention.values import Macs
 from attendless.sparse import canvas
 
@@ -49,13 +55,13 @@ def test_square_blocks_of_the_canvas_are_boxes_in_space_and_time(side: int, box:
     assert len(block.unique()) == len(boxes.unique())
 
 
-@pytest.mark.parametrize("executor", ["torch", "native"])
-def test_foveal_attention_on_frames_is_that_of_their_canvas(executor: str) -> None:
+@pytest.mark.parametrize("backend", ["torch", "native"])
+def test_foveal_attention_on_frames_is_that_of_their_canvas(backend: str) -> None:
     grid = Grid(4, 6, 1, depth=8)
     q, k, v = tokens(grid)
     flat = Grid(*canvas.sides(8, 4, 6), 1)
     order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + canvas.places(8, 4, 6).argsort()])
-    with execution(executor):
+    with execution(backend):
         for spec in ("foveal:keep=0.1", "foveal:keep=0.2,cell=2,tile=4,coarse=4", "foveal:keep=0.2,cell=4,tile=2"):
             expected = attend(spec, flat, *(x[:, :, order] for x in (q, k, v)))
             torch.testing.assert_close(attend(spec, grid, q, k, v)[:, :, order], expected, atol=1e-5, rtol=1e-4)

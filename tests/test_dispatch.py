@@ -18,17 +18,17 @@ from attendless.backbones import Columnar
 from attendless.convert.breakeven import breakeven
 from attendless.errors import UserError
 from attendless.sparse import (
+    Backend,
     Case,
-    Executor,
     calibration,
     choose,
     dispatch,
     execution,
     native,
     policy,
-    register_executor,
+    register_backend,
 )
-from attendless.sparse import executor as registry
+from attendless.sparse import backend as registry
 from attendless.sparse.calibration import Line
 from native_cases import close, needs_kernels
 
@@ -45,7 +45,7 @@ class Size:
 CASE = Case("toy", Size(10), batch=1, heads=1, width=1)
 
 
-class Toy(Executor):
+class Toy(Backend):
     op, about = "toy", "a toy"
     factor, refusal = 1, ""
 
@@ -63,20 +63,20 @@ class Toy(Executor):
 def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """An operation and costs of its own for every test, by estimate as a user would have it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(registry, "_EXECUTORS", {op: dict(known) for op, known in registry._EXECUTORS.items()})
+    monkeypatch.setattr(registry, "_BACKENDS", {op: dict(known) for op, known in registry._BACKENDS.items()})
     monkeypatch.setattr(registry, "_SAMPLES", dict(registry._SAMPLES))
     calibration.forget()
-    register_executor(type("Quick", (Toy,), {"name": "quick", "standing": 2}))
-    register_executor(type("Plain", (Toy,), {"name": "plain", "standing": 1, "factor": 3}))
+    register_backend(type("Quick", (Toy,), {"name": "quick", "standing": 2}))
+    register_backend(type("Plain", (Toy,), {"name": "plain", "standing": 1, "factor": 3}))
     with execution("auto"):
         yield
     calibration.forget()
 
 
 def named(text: str) -> str:
-    """The name of a cost line, for an operation, an executor and perhaps a word more: `block_native_few`."""
+    """The name of a cost line, for an operation, an backend and perhaps a word more: `block_native_few`."""
     op, name, *more = text.split("_")
-    return calibration.line_name(registry.executor(op, name), *more)
+    return calibration.line_name(registry.backend(op, name), *more)
 
 
 def know(**lines: tuple[float, float]) -> None:
@@ -90,32 +90,32 @@ def know(**lines: tuple[float, float]) -> None:
 
 
 def test_the_quickest_by_estimate() -> None:
-    assert choose(CASE).executor == "quick", "unmeasured: the one of higher standing"
+    assert choose(CASE).backend == "quick", "unmeasured: the one of higher standing"
     assert "not measured" in choose(CASE).reason
     know(toy_quick=(5e-3, 1e-6), toy_plain=(1e-3, 1e-6))
     threads = dispatch.threads_text(torch.get_num_threads())
-    assert choose(CASE).executor == "plain"
+    assert choose(CASE).backend == "plain"
     assert choose(CASE).reason == f"4 ms estimated, quick 6 ms, on {threads}"
-    assert choose(dataclasses.replace(CASE, plan=Size(100))).executor == "quick"
+    assert choose(dataclasses.replace(CASE, plan=Size(100))).backend == "quick"
 
 
 def test_new_costs_are_heeded_at_once() -> None:
     know(toy_quick=(0, 1e-6), toy_plain=(1, 1))
-    assert choose(CASE).executor == "quick"
+    assert choose(CASE).backend == "quick"
     calibration.learn(FLOAT, {named("toy_quick"): Line(9, 9)})
-    assert choose(CASE).executor == "plain"
+    assert choose(CASE).backend == "plain"
 
 
 def test_one_policy_says_how() -> None:
     know(toy_quick=(5e-3, 1e-6), toy_plain=(1e-3, 1e-6))
     with execution("quick"):
         assert policy() == "quick"
-        assert choose(CASE).executor == "quick"
+        assert choose(CASE).backend == "quick"
         assert "asked for" in choose(CASE).reason
     with execution("flex"):
-        assert choose(CASE).executor == "quick", "what does not compute it is passed over"
+        assert choose(CASE).backend == "quick", "what does not compute it is passed over"
     with execution("off"):
-        assert choose(CASE).executor == "quick"
+        assert choose(CASE).backend == "quick"
     assert policy() == "auto"
     with pytest.raises(UserError, match=r"unknown execution policy 'fastest'.*native"), execution("fastest"):
         pass
@@ -128,34 +128,34 @@ def test_the_environment_gives_the_first_policy(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_refusal_is_passed_over_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(registry.executor("toy", "quick")), "refusal", "it rains")
+    monkeypatch.setattr(type(registry.backend("toy", "quick")), "refusal", "it rains")
     case = dataclasses.replace(CASE, batch=3)  # one that was never asked about
     assert choose(case) == registry.Choice("plain", "a toy; not quick: it rains")
     with execution("quick"):
         assert choose(case) == registry.Choice("plain", "a toy; not quick: it rains")
-    monkeypatch.setattr(type(registry.executor("toy", "plain")), "refusal", "it snows")
+    monkeypatch.setattr(type(registry.backend("toy", "plain")), "refusal", "it snows")
     with pytest.raises(UserError, match="nothing computes toy on cpu: not quick: it rains; not plain: it snows"):
         choose(dataclasses.replace(CASE, batch=2))
 
 
-def test_a_later_executor_is_asked_too() -> None:
-    assert choose(CASE).executor == "quick"
-    register_executor(type("Best", (Toy,), {"name": "best", "standing": 9}))
-    assert choose(CASE).executor == "best"
+def test_a_later_backend_is_asked_too() -> None:
+    assert choose(CASE).backend == "quick"
+    register_backend(type("Best", (Toy,), {"name": "best", "standing": 9}))
+    assert choose(CASE).backend == "best"
     assert dispatch.run(CASE, torch.zeros(1)) == 1
 
 
 def test_one_that_is_defined_again_is_asked_again() -> None:
-    register_executor(type("Best", (Toy,), {"name": "best", "standing": 9, "refusal": "not yet written"}))
-    assert choose(CASE).executor == "quick"
-    register_executor(type("Best", (Toy,), {"name": "best", "standing": 9}))
-    assert choose(CASE).executor == "best"
+    register_backend(type("Best", (Toy,), {"name": "best", "standing": 9, "refusal": "not yet written"}))
+    assert choose(CASE).backend == "quick"
+    register_backend(type("Best", (Toy,), {"name": "best", "standing": 9}))
+    assert choose(CASE).backend == "best"
 
 
 def test_costs_of_one_kind_say_nothing_about_another() -> None:
     know(toy_quick=(5e-3, 1e-6), toy_plain=(1e-3, 1e-6))
-    assert choose(dataclasses.replace(CASE, device="cuda")).executor == "quick"
-    assert choose(dataclasses.replace(CASE, dtype=torch.bfloat16)).executor == "quick"
+    assert choose(dataclasses.replace(CASE, device="cuda")).backend == "quick"
+    assert choose(dataclasses.replace(CASE, dtype=torch.bfloat16)).backend == "quick"
     assert dispatch.against_full(dataclasses.replace(CASE, device="cuda")) is None
 
 
@@ -170,7 +170,7 @@ def test_it_never_changes_the_function(spec: str) -> None:
     for name in ("native", "torch"):
         with execution(name), torch.no_grad():
             results.append(layer(x, Context(grid))[0])
-            assert (layer.choice(grid).executor == "native") == (name == "native" and native.available)
+            assert (layer.choice(grid).backend == "native") == (name == "native" and native.available)
     close(*results)
 
 
@@ -187,7 +187,7 @@ def test_tracing_is_refused_with_what_to_do_instead() -> None:
 
 
 def test_break_even_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: ({}, True))
+    monkeypatch.setattr(calibration, "_measure", lambda backends, dtype: ({}, True))
     grid = Grid(16, 16, 1)
     layer = create("foveal:keep=0.1,tile=4", 192, 3, grid=grid).eval()
     know(foveal_native=(1e-3, 1e-9), full_sdpa=(0, 1e-10))
@@ -233,7 +233,7 @@ def test_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     measure = calibration._measure
     monkeypatch.setattr(
-        calibration, "_measure", lambda executors, dtype: asked.extend(executors) or measure(executors, dtype)
+        calibration, "_measure", lambda backends, dtype: asked.extend(backends) or measure(backends, dtype)
     )
     calibration.forget()
     assert calibration.measured() == found
@@ -279,13 +279,13 @@ def test_waiting_for_a_processor_is_seen() -> None:
     assert float(found.stdout) > 0.1
 
 
-def test_an_executor_that_was_edited_is_measured_anew(tmp_path: Path) -> None:
+def test_an_backend_that_was_edited_is_measured_anew(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     names = []
     for body in ("return x", "return x + 0"):
         file.write_text(
-            "from attendless import Executor, register_executor\n"
-            "class Mine(Executor):\n    op, name, about = 'toy', 'mine', ''\n"
+            "from attendless import Backend, register_backend\n"
+            "class Mine(Backend):\n    op, name, about = 'toy', 'mine', ''\n"
             f"    def run(self, case, x):\n        {body}\n"
         )
         spec = importlib.util.spec_from_file_location(f"mine_{len(names)}", file)
@@ -300,7 +300,7 @@ def test_an_executor_that_was_edited_is_measured_anew(tmp_path: Path) -> None:
 
 def test_one_that_refuses_whatever_it_is_tried_on_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: (asked.append(len(executors)) or {}, True))
+    monkeypatch.setattr(calibration, "_measure", lambda backends, dtype: (asked.append(len(backends)) or {}, True))
     calibration.measured(torch.float64)
     calibration.measured(torch.float64)
     assert len(asked) == 1
@@ -309,7 +309,7 @@ def test_one_that_refuses_whatever_it_is_tried_on_is_tried_once(monkeypatch: pyt
 
 
 def test_types_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: ({"full sdpa": Line(1, 1)}, True))
+    monkeypatch.setattr(calibration, "_measure", lambda backends, dtype: ({"full sdpa": Line(1, 1)}, True))
     monkeypatch.setattr(calibration, "survives", lambda dtype: dtype is torch.bfloat16)
     assert calibration.measured(torch.bfloat16) == {"full sdpa": Line(1, 1)}
     assert calibration.known(FLOAT) == {}
@@ -320,8 +320,8 @@ def test_types_have_costs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     "damage", ["", "{", "[]", "{}", '{"float32": {"full sdpa": [1]}}', '{"float32": {"full sdpa": [NaN, 1]}}', "\0\0"]
 )
 def test_a_damaged_file_is_made_again(monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
-    every = {calibration.line_name(one): Line(1e-5, 1e-10) for one in registry.every_executor()}
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: (every, True))
+    every = {calibration.line_name(one): Line(1e-5, 1e-10) for one in registry.every_backend()}
+    monkeypatch.setattr(calibration, "_measure", lambda backends, dtype: (every, True))
     calibration.measured()
     file = calibration._file(calibration._key())
     whole = file.read_text()
@@ -335,7 +335,7 @@ def test_a_damaged_file_is_made_again(monkeypatch: pytest.MonkeyPatch, damage: s
 def test_a_folder_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(calibration, "_measure", lambda executors, dtype: ({"full sdpa": Line(1, 1)}, True))
+    monkeypatch.setattr(calibration, "_measure", lambda backends, dtype: ({"full sdpa": Line(1, 1)}, True))
     assert calibration.measured() == {"full sdpa": Line(1, 1)}
     assert calibration.known(FLOAT) == {"full sdpa": Line(1, 1)}, "kept for this process"
 

@@ -14,7 +14,13 @@ from attendless.convert import convert
 from attendless.errors import UserError
 from attendless.train import Recipe, Run, distill
 from attendless.train.distill_losses import Distillation, divergence, map_lessons
-from attendless.train.distilling import NEW, PHASES, Losses, edit, fit_to
+from attendless.train.distilling import (
+    NEW,
+    PHASES,
+    Losses,
+    edit,
+    fit_to,
+)
 from attendless.train.log import read_rows
 from attendless.train.objective import outputs
 from attendless.train.state import Phase

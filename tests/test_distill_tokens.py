@@ -167,9 +167,9 @@ def test_something_must_be_taught(folder: Path, tmp_path: Path) -> None:
         train(toy_vit(), folder, tokens="tome:r=2", out=tmp_path)
 
 
-@pytest.mark.parametrize("verb", ["train", "distill"])
-def test_on_the_command_line(verb: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = [verb, "columnar_micro_patch4_32", "--data", str(folder), "--out", str(tmp_path), "--tokens", "tome:r=4"]
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_on_the_command_line(command: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = [command, "columnar_micro_patch4_32", "--data", str(folder), "--out", str(tmp_path), "--tokens", "tome:r=4"]
     assert not main([*given, "--epochs", "1", "--batch", "32", "--workers", "0"])
     assert attendless.load(tmp_path / "last.safetensors").tokens == "tome:r=4"
     with pytest.raises(SystemExit):

@@ -17,8 +17,8 @@ import torch
 import attendless
 from attendless import Columnar, UserError, plugins
 from attendless.attention import registry as attention_registry
+from attendless.sparse import backend as backend_registry
 from attendless.sparse import execution, operations
-from attendless.sparse import executor as executor_registry
 from attendless.sparse import gather as definition
 from attendless_cli import main as command_line
 from attendless_cli.main import main
@@ -86,7 +86,7 @@ def commands(text: str) -> Iterator[list[str]]:
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True) if re.match(r"([A-Z_]+=\S+ +)*(\$ )?attendless ", line) else []
             words = words[words.index("attendless") + 1 :] if words else []
-            if words and "|" not in words:  # `convert | train | …` lists verbs
+            if words and "|" not in words:  # `convert | train | …` lists commands
                 yield words
 
 
@@ -170,8 +170,8 @@ def test_what_one_writes_is_in_the_contract() -> None:
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("echo", "adding-an-attention.md"), ("executor", "writing-a-kernel.md")],
-    ids=["echo", "executor"],
+    [("echo", "adding-an-attention.md"), ("backend", "writing-a-kernel.md")],
+    ids=["echo", "backend"],
 )
 def test_the_page_shows_the_file_that_runs(name: str, where: str) -> None:
     assert f"```python\n{(ROOT / 'examples' / f'{name}.py').read_text()}```" in page(where)
@@ -180,8 +180,8 @@ def test_the_page_shows_the_file_that_runs(name: str, where: str) -> None:
 @pytest.fixture
 def _own_registries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an example registers is forgotten when the test is over."""
-    known = {op: dict(executors) for op, executors in executor_registry._EXECUTORS.items()}
-    monkeypatch.setattr(executor_registry, "_EXECUTORS", known)
+    known = {op: dict(backends) for op, backends in backend_registry._BACKENDS.items()}
+    monkeypatch.setattr(backend_registry, "_BACKENDS", known)
     monkeypatch.setattr(attention_registry, "_ATTENTIONS", dict(attention_registry._ATTENTIONS))
     monkeypatch.setattr(plugins, "_sources", dict(plugins._sources))
 
@@ -236,15 +236,15 @@ def test_echo_costs_what_the_page_says() -> None:
 
 @pytest.mark.usefixtures("_own_registries")
 @pytest.mark.parametrize("counted", [False, True])
-def test_the_executor_computes_the_operation(counted: bool) -> None:
-    plugins.load_plugin(ROOT / "examples" / "executor.py")
+def test_the_backend_computes_the_operation(counted: bool) -> None:
+    plugins.load_plugin(ROOT / "examples" / "backend.py")
     q, k, v = (torch.randn(2, 3, 20, 8, requires_grad=True) for _ in range(3))
     lists = torch.randint(20, (2, 3, 20, 7), dtype=torch.int32)
     counts = torch.randint(8, (2, 3, 20), dtype=torch.int32) if counted else None
     more = {"scale": 0.3, "key_bias": torch.randn(2, 20)}
     case = operations.case_of("gather", operations.Lists(20, 7), q)
     with execution("mine"):
-        assert executor_registry.executor("gather", attendless.sparse.choose(case).executor).name == "mine"
+        assert backend_registry.backend("gather", attendless.sparse.choose(case).backend).name == "mine"
         found = operations.gather(q, k, v, lists, counts, **more)
     expected = definition.attend(q, k, v, lists, counts, **more)
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
@@ -257,15 +257,15 @@ def test_the_executor_computes_the_operation(counted: bool) -> None:
 
 
 @pytest.mark.usefixtures("_own_registries")
-def test_the_executor_is_measured_like_any_other() -> None:
-    plugins.load_plugin(ROOT / "examples" / "executor.py")
-    mine = executor_registry.executor("gather", "mine")
-    (probe,) = mine.probe(executor_registry.samples("gather", 4, torch.float32))
+def test_the_backend_is_measured_like_any_other() -> None:
+    plugins.load_plugin(ROOT / "examples" / "backend.py")
+    mine = backend_registry.backend("gather", "mine")
+    (probe,) = mine.probe(backend_registry.samples("gather", 4, torch.float32))
     assert probe.macs == 2 * 16**2 * 192
     assert probe.call().shape == (1, 3, 16, 64)
     large = operations.case_of("gather", operations.Lists(5000, 7), torch.empty(1, 1, 5000, 8))
     with execution("mine"):
-        assert attendless.sparse.choose(large).executor != "mine", "what it refuses goes to another"
+        assert attendless.sparse.choose(large).backend != "mine", "what it refuses goes to another"
 
 
 def test_the_example_prints_a_map(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,12 +18,25 @@ from timm.models.vision_transformer import VisionTransformer
 
 from attendless import UserError, convert
 from attendless.data.source import BadImage
-from attendless.explore import board, paint
-from attendless.explore.picture import MOST_BYTES, MOST_PIXELS, Picture, first_picture, prepare, take
-from attendless.explore.sides import DENSE, OWN, Explorer, keep_of, with_keep
 from attendless.maps import maps
 from attendless.measure.accuracy import preprocessing
 from attendless.measure.macs import count
+from attendless_lab.explore import board, paint
+from attendless_lab.explore.picture import (
+    MOST_BYTES,
+    MOST_PIXELS,
+    Picture,
+    first_picture,
+    prepare,
+    take,
+)
+from attendless_lab.explore.sides import (
+    DENSE,
+    OWN,
+    Explorer,
+    keep_of,
+    with_keep,
+)
 from explore_page import served
 
 pytest.importorskip("matplotlib")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from attendless.explore.picture import MOST_BYTES, first_picture
+from attendless_lab.explore.picture import MOST_BYTES, first_picture
 from explore_page import served
 
 pytest.importorskip("gradio")

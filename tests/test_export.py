@@ -23,7 +23,14 @@ import attendless
 from attendless.attention import attentions
 from attendless.convert import open_model
 from attendless.errors import UserError
-from attendless.export import Exported, checks, export, int8, open_runner, pt2
+from attendless.export import (
+    Exported,
+    checks,
+    export,
+    int8,
+    open_runner,
+    pt2,
+)
 from attendless.export.description import describe
 from attendless.tokens import reducers
 

@@ -14,7 +14,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from attendless import UserError, storage
-from attendless.convert import convert, convert_with_report, files, load, save
+from attendless.convert import (
+    convert,
+    convert_with_report,
+    files,
+    load,
+    save,
+)
 from attendless.convert.files import read_header
 from attendless.sizes import image_config
 from attendless.storage import atomic, digest

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from torch.nn.attention.flex_attention import flex_attention
 
 from attendless.sparse import foveal
-from attendless.sparse.executors import flex
+from attendless.sparse.backends import flex
 from native_cases import Case, cases, close
 
 #: Uncompiled, it lays out every score; equal results are all that is asked of it here.

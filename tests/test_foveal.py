@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from attendless import Attention, Context, Grid, UserError, create
+from attendless import (
+    Attention,
+    Context,
+    Grid,
+    UserError,
+    create,
+)
 from attendless.sparse import foveal
 from attendless.sparse.foveal import Layout
 

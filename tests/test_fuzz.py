@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 import attendless
 from attendless.attention import expand, parse
 from attendless.convert.files import read_header
-from attendless.convert.weights import load_weights, read_weights
 from attendless.errors import UserError
+from attendless.integrations.weights import load_weights, read_weights
 from attendless.sizes import parse_size
 from attendless.storage import digest, read_described, write_described
 

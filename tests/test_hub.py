@@ -76,14 +76,14 @@ def test_what_is_sent(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
             calls.append((repo_id, sorted(path.name for path in Path(folder_path).iterdir())))
 
     monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(sys.modules["attendless.convert.pretrained"], "_answers", lambda address: True)
+    monkeypatch.setattr(sys.modules["attendless.integrations.pretrained"], "_answers", lambda address: True)
     assert attendless.push_to_hub(model, "me/mine", private=True, token="t") == "https://hub/me/mine"
     sent = ("me/mine", ["README.md", "model.safetensors"])
     assert calls == ["t", ("me/mine", {"private": True, "exist_ok": True}), sent]
 
 
 def test_without_a_network_it_is_said(model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys.modules["attendless.convert.pretrained"], "_answers", lambda address: False)
+    monkeypatch.setattr(sys.modules["attendless.integrations.pretrained"], "_answers", lambda address: False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(attendless.UserError, match="'me/none' cannot be fetched: the Hub does not answer"):
         attendless.from_hub("me/none")
@@ -93,7 +93,7 @@ def test_without_a_network_it_is_said(model: Any, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("name", ["a/b/c", "x y", "..a"])
 def test_a_name_that_is_none(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["attendless.convert.pretrained"], "_answers", lambda address: False)
+    monkeypatch.setattr(sys.modules["attendless.integrations.pretrained"], "_answers", lambda address: False)
     with pytest.raises(attendless.UserError, match="expected NAME/MODEL"):
         attendless.from_hub(name)
 

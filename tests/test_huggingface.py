@@ -10,7 +10,7 @@ from torch import nn
 
 from attendless import UserError
 from attendless.convert import convert, load, open_model, save
-from attendless.convert.huggingface import rename
+from attendless.integrations.rebuild.hf_weights import rename
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 import attendless
 from attendless import UserError
-from attendless.convert import door, towers
-from attendless.convert.watch import Watch
+from attendless.integrations.grid_tracking import Watch
+from attendless.integrations.hf_interface import families as towers
+from attendless.integrations.hf_interface import interface as door
 
 transformers = pytest.importorskip("transformers")
 

@@ -11,9 +11,8 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 #: From the bottom up. A new part gets its line here; what may import what follows from where it stands.
 ORDER = (
     *("version", "errors", "palette", "options", "storage", "sizes", "randomness", "plugins", "compiled", "stamp"),
-    *("cluster", "data", "sparse", "attention", "tokens", "backbones", "convert", "measure", "train", "dense", "maps"),
-    *("show", "explore", "export", "predict", "serve", "hub"),
-    *("compare", "papers"),
+    *("cluster", "data", "sparse", "attention", "tokens", "backbones", "check", "integrations", "convert", "measure"),
+    *("optimize", "train", "dense", "maps", "show", "export", "predict", "serve", "hub"),
     *("__init__", "__main__"),
 )
 

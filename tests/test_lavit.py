@@ -1,4 +1,4 @@
-"""LaViT's parts on the hosts: scores carried between stages, its backbones, and seven others with less attention."""
+"""LaViT's parts on the backbones: scores carried between stages, its backbones, and seven others with less attention."""
 
 from __future__ import annotations
 
@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import attendless
-from attendless import Context, Grid, UserError, convert, create
+from attendless import (
+    Context,
+    Grid,
+    UserError,
+    convert,
+    create,
+)
 from attendless.backbones import MODELS, CeiT, Pyramid, Stemmed
 from attendless.backbones.carry import Carry, key_grid
 from attendless.backbones.ceit import LocalMlp
@@ -144,7 +150,7 @@ def test_gradients_flow_through_the_carry_the_same_with_checkpointing() -> None:
         torch.testing.assert_close(value, found[1][name], msg=name)
 
 
-# The other hosts -----------------------------------------------------------------------------------------------------
+# The other backbones -----------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

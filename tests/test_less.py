@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 
 import attendless
-from attendless import Context, Grid, UserError, convert, create
+from attendless import (
+    Context,
+    Grid,
+    UserError,
+    convert,
+    create,
+)
 from attendless.attention.diagonality import diagonality
-from attendless.attention.less import Less
+from attendless.attention.lavit import Less
 from attendless.attention.window import partition
 from attendless.backbones import Columnar, Pyramid
 from attendless.convert import convert_with_report

@@ -1,4 +1,4 @@
-"""LV-ViT: its equations, its authors' names, and that a host of this kind does all that the others do."""
+"""LV-ViT: its equations, its authors' names, and that a backbone of this kind does all that the others do."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import attendless
 from attendless import UserError
 from attendless.backbones import LVViT
-from attendless.convert.weights import load_weights
+from attendless.integrations.weights import load_weights
 from attendless.measure.macs import count, count_by_running
 from attendless.measure.subject import original
-from attendless.papers import rules
 from attendless_cli.main import main
+from attendless_lab.papers import rules
 
 SMALL = {"img_size": 64, "patch_size": 16, "embed_dim": 24, "depth": 2, "num_heads": 2, "mlp_ratio": 3}
 SMALL |= {"stem": 6, "skip": 2.0, "qkv_bias": False, "num_classes": 5}

@@ -9,8 +9,21 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 import attendless
-from attendless import Attention, Context, Grid, Pyramid, UserError, convert
-from attendless.maps import entry, layers, maps, on_grid, rollout
+from attendless import (
+    Attention,
+    Context,
+    Grid,
+    Pyramid,
+    UserError,
+    convert,
+)
+from attendless.maps import (
+    entry,
+    layers,
+    maps,
+    on_grid,
+    rollout,
+)
 
 
 def columnar() -> nn.Module:

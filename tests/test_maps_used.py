@@ -1,4 +1,4 @@
-"""The map that is shown is the map that was used, for every registered attention and by every executor: what a layer
+"""The map that is shown is the map that was used, for every registered attention and by every backend: what a layer
 really put out in its forward is that map times the values it really had.
 
 One set of values could fit by chance, so the values are exchanged, with queries and keys left alone, until they span
@@ -20,16 +20,16 @@ from torch.utils._pytree import tree_leaves
 
 from attendless import Context, UserError, compiled, convert
 from attendless.attention import Grid, attentions
-from attendless.convert.adapters import adapted_modules
+from attendless.check.attentions import others
+from attendless.check.trial import Place, Trial
+from attendless.integrations.timm_inplace import adapted_modules
 from attendless.maps import layers, maps, numbers
-from attendless.measure.contract import others
-from attendless.measure.trial import Place, Trial
 from attendless.sparse import execution
 
 #: Those in which no token looks at another: what they show instead is said where they define `map`.
 NO_MAP = {"fastformer", "xca"}
 SPECS = [spec for name, cls in attentions().items() if name not in NO_MAP for spec in cls.examples or (name,)]
-CASES = [(spec, executor) for spec in SPECS for executor in ("", *others(spec))]
+CASES = [(spec, backend) for spec in SPECS for backend in ("", *others(spec))]
 PLACES = [Place(Grid(4, 5, 1)), Place(Grid(6, 6, 0)), Place(Grid(6, 6, 1))]
 
 
@@ -64,9 +64,9 @@ def other_values(trial: Trial) -> None:
     trial.module.qkv.weight[-rows:] /= trial.module.dim**0.5
 
 
-@pytest.mark.parametrize(("spec", "executor"), CASES)
+@pytest.mark.parametrize(("spec", "backend"), CASES)
 @torch.no_grad()
-def test_the_output_is_the_map_times_the_values(spec: str, executor: str) -> None:
+def test_the_output_is_the_map_times_the_values(spec: str, backend: str) -> None:
     tried = 0
     for place in PLACES:
         try:
@@ -76,10 +76,10 @@ def test_the_output_is_the_map_times_the_values(spec: str, executor: str) -> Non
         pool = getattr(trial.module.options, "pool", 0)
         if pool and (place.grid.height % pool or place.grid.width % pool):  # keys are made of patches that overlap
             continue
-        if executor and executor not in [one.name for one in trial.executors()]:
+        if backend and backend not in [one.name for one in trial.backends()]:
             continue
         tried += 1
-        with trial.computed_by(executor):
+        with trial.computed_by(backend):
             shown = trial.module.map(trial.x, trial.context)
             v, out = really(trial)
             for _ in range(-(-trial.grid.tokens // v.shape[-1]) + 1):

@@ -19,7 +19,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attendless.errors import UserError
-from attendless.sparse import foveal, gather, merging, native, ops  # noqa: F401
+from attendless.sparse import (  # noqa: F401
+    foveal,
+    gather,
+    merging,
+    native,
+    ops,
+)
 from native_cases import needs_kernels, sweep, thread_counts, threads
 
 pytestmark = needs_kernels

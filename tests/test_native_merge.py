@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attendless import execution
 from attendless.errors import UserError
 from attendless.sparse import choose, merging, native, operations
-from attendless.sparse.executor import Case
+from attendless.sparse.backend import Case
 from attendless.sparse.merging import Merged, Merging
 from native_cases import close, every_path, needs_kernels, sweep, thread_counts, threads  # noqa: F401
 from test_merging import Problem, problem
@@ -195,15 +195,15 @@ def merge(p: Problem) -> Merged:
 
 def test_the_kernel_is_chosen_for_inference() -> None:
     plan = Merging(4, 4, 1, 16, 3)
-    assert choose(Case("merge", plan, 1, 1, 64)).executor == "native"
+    assert choose(Case("merge", plan, 1, 1, 64)).backend == "native"
     for dtype in (torch.float64, torch.bfloat16):
-        assert choose(Case("merge", plan, 1, 1, 64, dtype)).executor == "torch"
-    assert choose(Case("merge", plan, 1, 1, 64, device="cuda")).executor == "torch"
+        assert choose(Case("merge", plan, 1, 1, 64, dtype)).backend == "torch"
+    assert choose(Case("merge", plan, 1, 1, 64, device="cuda")).backend == "torch"
     with execution("torch"):
-        assert choose(Case("merge", plan, 1, 1, 64)).executor == "torch"
+        assert choose(Case("merge", plan, 1, 1, 64)).backend == "torch"
 
 
-def test_every_executor_computes_it() -> None:
+def test_every_backend_computes_it() -> None:
     p = problem(6, 5, 1, 7, past=6, protect=0.2, window=3)
     for name in ("native", "torch"):
         with execution(name):

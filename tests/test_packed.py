@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attendless.export import extension
-from attendless.export.packed import pack
+from attendless.export.fuse_qkv import pack
 from onnx_nodes import OURS, model_of
 
 onnx = pytest.importorskip("onnx")

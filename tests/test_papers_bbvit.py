@@ -6,8 +6,8 @@ from decimal import ROUND_HALF_UP, Decimal
 
 import pytest
 
-from attendless.papers import Row, table
-from attendless.papers.bbvit import PATTERNS
+from attendless_lab.papers import Row, table
+from attendless_lab.papers.bbvit import PATTERNS
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_every_row_has_a_number_or_says_why(name: str) -> None:
 
 
 def test_hours_are_estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    from attendless.papers import bbvit
+    from attendless_lab.papers import bbvit
 
     monkeypatch.setattr(bbvit, "warm_up", lambda call, timer: call() or 1.6)
     rows = list(bbvit._timed(72, {"small": ("bbvit_w64_patch6_72", "full")}))

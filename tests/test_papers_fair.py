@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attendless.papers import Row, table
+from attendless_lab.papers import Row, table
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ import timm
 import torch
 
 from attendless.backbones.plugins import PLUGINS, with_less
-from attendless.papers import Row, lavit, rules, table
-from attendless.papers.throughput import alone, pairs
 from attendless_cli.main import main
+from attendless_lab.papers import Row, lavit, rules, table
+from attendless_lab.papers.throughput import alone, pairs
 
 
 @pytest.fixture(scope="module")

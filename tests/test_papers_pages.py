@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from attendless.papers import page, study_page, table, tables
-from attendless.papers.study import studies
-from attendless.papers.table import Row
+from attendless_lab.papers import page, study_page, table, tables
+from attendless_lab.papers.study import studies
+from attendless_lab.papers.table import Row
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 #: Those whose models take long to build.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from attendless.papers import table
+from attendless_lab.papers import table
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4])

@@ -11,11 +11,18 @@ import pytest
 from PIL import Image
 
 from attendless import UserError
-from attendless.papers import study as studying
-from attendless.papers import study_page
-from attendless.papers.study import Entry, Part, Study, carry_out, gather, summarise
 from attendless.train.process import only_run
 from attendless_cli.main import main
+from attendless_lab.papers import study as studying
+from attendless_lab.papers import study_page
+from attendless_lab.papers.study import (
+    Entry,
+    Part,
+    Study,
+    carry_out,
+    gather,
+    summarise,
+)
 
 MODEL = "columnar_micro_patch4_32"
 TINY = Study(

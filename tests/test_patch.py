@@ -14,7 +14,7 @@ from torch import nn
 
 import attendless
 from attendless import UserError
-from attendless.convert.adapters import Adapted
+from attendless.integrations.timm_inplace import Adapted
 
 VIT = ("vit_tiny_patch16_224", {"depth": 2, "img_size": 64, "num_classes": 5})
 DINOV3 = ("vit_small_patch16_dinov3", {"depth": 2, "embed_dim": 96, "num_heads": 3, "num_classes": 5})

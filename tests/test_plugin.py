@@ -53,7 +53,7 @@ import timm
 sys.path.insert(0, {folder!r})
 import neighbours
 import attendless
-from attendless.compare import compare
+from attendless_lab.compare import compare
 
 if __name__ == "__main__":
     model = timm.create_model("vit_tiny_patch16_224", img_size=32, embed_dim=32, depth=2, num_heads=2).eval()

@@ -9,8 +9,14 @@ import torch
 
 from attendless import UserError
 from attendless.convert import convert, predictor
-from attendless.convert.predictor import predicts, put_predictor, read_predictor, save_predictor, shipped
-from attendless.convert.slots import find_slots
+from attendless.convert.predictor import (
+    predicts,
+    put_predictor,
+    read_predictor,
+    save_predictor,
+    shipped,
+)
+from attendless.integrations.slot import find_slots
 from attendless.train import Run, distill
 from train_toys import toy_folder, toy_vit
 

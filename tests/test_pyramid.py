@@ -1,4 +1,4 @@
-"""The pyramid host: timm's outputs from timm's weights, the published sizes, any image, any mix of attentions."""
+"""The pyramid backbone: timm's outputs from timm's weights, the published sizes, any image, any mix of attentions."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import attendless
 from attendless import Columnar, UserError
 from attendless.attention import attentions
 from attendless.backbones import ColumnarDistilled, Pyramid
-from attendless.convert.rebuild import convert_with_report
+from attendless.convert.conversion import convert_with_report
 from attendless.dense.features import Features
 from attendless.measure import parts
 from attendless.measure.macs import count, count_by_running

@@ -45,11 +45,11 @@ def test_the_kernel_is_the_definition(batch: int, heads: int, tokens: int, width
 @needs_kernels
 def test_who_computes_it_is_said_and_may_be_asked_for() -> None:
     layer = create("full", 32, 2, grid=Grid(8, 8, 1)).eval()
-    assert layer.choice(Grid(8, 8, 1)).executor == "sdpa", "whole grids stay what timm computes, to the bit"
+    assert layer.choice(Grid(8, 8, 1)).backend == "sdpa", "whole grids stay what timm computes, to the bit"
     with execution("native"):
-        assert layer.choice(Grid(8, 8, 1).reduced_to(40)).executor == "native"
+        assert layer.choice(Grid(8, 8, 1).reduced_to(40)).backend == "native"
     with execution("sdpa"):
-        assert layer.choice(Grid(8, 8, 1).reduced_to(40)).executor == "sdpa"
+        assert layer.choice(Grid(8, 8, 1).reduced_to(40)).backend == "sdpa"
 
 
 @needs_kernels

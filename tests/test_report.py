@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from attendless.compare.build import build
-from attendless.compare.contestants import MODEL, combinations
-from attendless.compare.patterns import looks
-from attendless.compare.report import page
 from attendless.palette import COLOURS
+from attendless_lab.compare.build import build
+from attendless_lab.compare.contestants import MODEL, combinations
+from attendless_lab.compare.patterns import looks
+from attendless_lab.compare.report import page
 
 #: A picture of one pixel.
 PIXEL = (

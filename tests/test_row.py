@@ -17,9 +17,9 @@ from attendless.errors import UserError
 from attendless.measure import bench as bench_module
 from attendless.measure import timing
 from attendless.measure.bench import Conditions, bench, bench_rows
+from attendless.measure.measurement import Measurement
 from attendless.measure.memory import _resolve
-from attendless.measure.room import bytes_per_image, check_room, told_if_full
-from attendless.measure.row import Measurement
+from attendless.measure.memory_check import bytes_per_image, check_room, told_if_full
 from attendless.measure.subject import Subject, attention_of, named
 from attendless_cli.main import main
 

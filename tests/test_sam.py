@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import attendless
 from attendless.convert import convert_with_report, load, save
-from attendless.convert.adapters import decomposed
-from attendless.convert.slots import find_slots
+from attendless.integrations.slot import find_slots
+from attendless.integrations.timm_inplace import rel_pos as decomposed
 
 SAM = {"depth": 3, "embed_dim": 96, "num_heads": 3, "window_size": 5, "global_attn_indexes": (1,), "num_classes": 5}
 HIERA = {"stages": (1, 1, 3, 1), "global_att_blocks": (3,), "num_classes": 5, "embed_dim": 32}

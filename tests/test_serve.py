@@ -200,7 +200,7 @@ def test_slots_are_the_same_memory() -> None:
 
 KEPT = """
 import resource, torch
-from attendless.measure.heap import keep_memory
+from attendless.measure.malloc import keep_memory
 keep_memory()
 def layers():
     for _ in range(20):
@@ -361,7 +361,7 @@ def test_a_model_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
         Engine(Opening("nothing")).start()
 
 
-# The verb ------------------------------------------------------------------------------------------------------------
+# The command ------------------------------------------------------------------------------------------------------------
 
 
 def test_the_verb_serves_and_stops_when_asked(saved: Path, tmp_path: Path) -> None:

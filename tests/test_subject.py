@@ -9,9 +9,9 @@ import torch
 from attendless import convert
 from attendless.errors import UserError
 from attendless.measure.bench import bench_rows
-from attendless.measure.judge import split
 from attendless.measure.subject import attention_of
-from attendless.measure.tune import tune
+from attendless.optimize.judge import split
+from attendless.optimize.tune import tune
 from attendless.sizes import input_size, parse_size
 
 SWIN = {"depths": (2, 2), "embed_dim": 16, "num_heads": (1, 2), "img_size": 64, "window_size": 4, "num_classes": 5}

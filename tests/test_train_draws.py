@@ -15,7 +15,14 @@ from attendless.data.opening import open_data, open_splits
 from attendless.errors import UserError
 from attendless.randomness import key, randomness
 from attendless.train.augment import Mix, eval_transform, train_transform
-from attendless.train.loader import Prepared, Steps, epoch_order, eval_loader, shares, train_loader
+from attendless.train.loader import (
+    Prepared,
+    Steps,
+    epoch_order,
+    eval_loader,
+    shares,
+    train_loader,
+)
 from attendless.train.recipe import RECIPES, Recipe, recipe
 from train_toys import toy_folder
 

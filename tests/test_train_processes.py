@@ -54,13 +54,13 @@ def two(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("verb", ["train", "distill"])
-def test_two_processes_are_one(folder: Path, two: Path, tmp_path: Path, verb: str) -> None:
-    if verb == "train":
+@pytest.mark.parametrize("command", ["train", "distill"])
+def test_two_processes_are_one(folder: Path, two: Path, tmp_path: Path, command: str) -> None:
+    if command == "train":
         train(toy_vit(), folder, out=tmp_path, run=RUN, **FIELDS)
     else:  # the first phase trains few parameters: the others get no gradient, and nothing waits for them
         distill(toy_vit(), folder, attention="linformer", out=tmp_path, run=RUN, **PHASES)
-    one, both = read_rows(tmp_path / "metrics.jsonl"), read_rows(two / verb / "metrics.jsonl")
+    one, both = read_rows(tmp_path / "metrics.jsonl"), read_rows(two / command / "metrics.jsonl")
     assert [row["step"] for row in one] == [row["step"] for row in both]
     assert [row["loss"] for row in one] == pytest.approx([row["loss"] for row in both], abs=1e-4)
     for a, b in zip(one, both, strict=True):
@@ -68,7 +68,7 @@ def test_two_processes_are_one(folder: Path, two: Path, tmp_path: Path, verb: st
             assert (a["images"], a["skipped"]) == (b["images"], b["skipped"]) == (20, 1)
             assert a["top1"] == pytest.approx(b["top1"])
             assert a["skipped_training_images"] == b["skipped_training_images"]
-    mine, theirs = (load_file(place / "last.safetensors") for place in (tmp_path, two / verb))
+    mine, theirs = (load_file(place / "last.safetensors") for place in (tmp_path, two / command))
     for name, value in mine.items():
         torch.testing.assert_close(theirs[name], value, rtol=1e-3, atol=1e-4)
 

@@ -14,7 +14,7 @@ import torch
 
 from attendless import execution
 from attendless.sparse import foveal, operations
-from attendless.sparse.executor import Case, executor
+from attendless.sparse.backend import Case, backend
 
 pytest.importorskip("triton")
 INTERPRETING = os.environ.get("TRITON_INTERPRET") == "1"
@@ -36,7 +36,7 @@ def test_in_the_interpreter() -> None:
 def test_on_a_cpu_it_refuses_and_others_compute() -> None:
     layout = foveal.layout(4, 4, 1, keep=0.3, cell=2, tile=2)
     case = Case("foveal", layout, 1, 1, 16)
-    assert "interpreter" in executor("foveal", "triton").refuses(case)
+    assert "interpreter" in backend("foveal", "triton").refuses(case)
     q, k, v = torch.randn(3, 1, 1, 17, 16).unbind(0)
     with execution("triton"):
         out = operations.foveal(q, k, v, layout, scale=0.25)
@@ -52,7 +52,7 @@ def test_it_compiles_for_a_gpu_that_is_not_there(dtype: str, monkeypatch: pytest
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from attendless.sparse.executors import triton as ours
+    from attendless.sparse.backends import triton as ours
 
     kernel = ours._kernel()
     numbers = {"tile_start", "by_tile", "cell_start", "by_cell", "chosen"}

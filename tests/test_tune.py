@@ -19,14 +19,14 @@ import attendless
 from attendless import UserError
 from attendless.attention import parse
 from attendless.convert import convert, load
-from attendless.convert.slots import find_slots
-from attendless.measure import judge as judging
-from attendless.measure import search
+from attendless.integrations.slot import find_slots
 from attendless.measure.clock import Comparison
-from attendless.measure.judge import ITSELF, Judgement
-from attendless.measure.notes import Notes
-from attendless.measure.tradeoff import Candidate, Goal, Tuned
-from attendless.measure.tune import _sharing, tune
+from attendless.optimize import judge as judging
+from attendless.optimize import search
+from attendless.optimize.judge import ITSELF, Judgement
+from attendless.optimize.resume_log import Notes
+from attendless.optimize.tradeoff import Candidate, Goal, Tuned
+from attendless.optimize.tune import _sharing, tune
 from attendless_cli.main import main
 
 QUICK: dict[str, Any] = {"tokens": "none", "rates": (0.1, 0.5), "probe": 4, "points": 3, "budget": 0.05}
@@ -56,12 +56,12 @@ def silent(what: str, total: int) -> Iterator[Any]:
 
 
 def test_damages_are_the_divergence_of_one_changed_layer(model: torch.nn.Module, images: torch.Tensor) -> None:
-    host = convert(model, "full").eval()
-    depth = len(host.blocks)
+    backbone = convert(model, "full").eval()
+    depth = len(backbone.blocks)
     places = [0, depth - 1]
-    slots = [find_slots(host)[i] for i in places]
-    found = search.damages(host, slots, places, [parse("foveal:keep=0.1")], images[:4], silent)
-    assert host.attention == "full", "everything is put back"
+    slots = [find_slots(backbone)[i] for i in places]
+    found = search.damages(backbone, slots, places, [parse("foveal:keep=0.1")], images[:4], silent)
+    assert backbone.attention == "full", "everything is put back"
     assert found.shape == (2, 2)
     for row, layer in enumerate(places):
         parts = ["full"] * depth
@@ -93,22 +93,22 @@ def test_the_front_runs_from_all_full_to_all_cheapest() -> None:
 
 
 def test_every_rate_in_all_layers_is_a_candidate(model: torch.nn.Module, images: torch.Tensor) -> None:
-    host, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
-    mixes = search.mixes(host, specs, images[:2], 1, 2, 0.02, Notes(), silent, slower=True)
-    found = [search.named(host, specs, mix)[0] for mix, _ in mixes]
+    backbone, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
+    mixes = search.mixes(backbone, specs, images[:2], 1, 2, 0.02, Notes(), silent, slower=True)
+    found = [search.named(backbone, specs, mix)[0] for mix, _ in mixes]
     assert found[0] == "full"
     assert {"foveal:keep=0.1", "foveal:keep=0.5"} <= set(found)
     assert len(found) == len(set(found))
 
 
 def test_what_blocks_say_is_slower_is_left_out(model: torch.nn.Module, images: torch.Tensor) -> None:
-    host, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
-    notes, depth = Notes(), len(host.blocks)
+    backbone, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
+    notes, depth = Notes(), len(backbone.blocks)
     timed = "milliseconds on all tokens of foveal:keep=0.5, foveal:keep=0.1, batch 1"
     notes.found[timed] = [[1.0, 2.0, 1.5]] * depth
-    assert search.mixes(host, specs, images[:2], 1, 2, 0.02, notes, silent) == [([0] * depth, 0.0)]
+    assert search.mixes(backbone, specs, images[:2], 1, 2, 0.02, notes, silent) == [([0] * depth, 0.0)]
     notes.found[timed] = [[1.0, 2.0, 0.5]] * depth
-    found = search.mixes(host, specs, images[:2], 1, 2, 0.02, notes, silent)
+    found = search.mixes(backbone, specs, images[:2], 1, 2, 0.02, notes, silent)
     assert found[-1] == ([2] * depth, 0.5 * depth)
     assert not any(1 in mix for mix, _ in found), "the rate that is slower"
 

@@ -21,13 +21,20 @@ from torch.nn import functional as F
 from attendless import UserError
 from attendless.backbones import Columnar, Pyramid
 from attendless.convert import convert, load
-from attendless.measure import schedules as searching
-from attendless.measure.judge import split
-from attendless.measure.notes import Notes, digest_of
-from attendless.measure.proposals import Proposal, bases, shortlist
-from attendless.measure.schedules import Cost, Schedule, block_times, evolve, schedules, why_not
-from attendless.measure.tradeoff import Goal
-from attendless.measure.tune import tune
+from attendless.optimize import schedules as searching
+from attendless.optimize.judge import split
+from attendless.optimize.proposals import Proposal, bases, shortlist
+from attendless.optimize.resume_log import Notes, digest_of
+from attendless.optimize.schedules import (
+    Cost,
+    Schedule,
+    block_times,
+    evolve,
+    schedules,
+    why_not,
+)
+from attendless.optimize.tradeoff import Goal
+from attendless.optimize.tune import tune
 from attendless_cli.main import main
 
 SHAPE = {"img_size": 64, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 5}
@@ -303,7 +310,7 @@ def test_the_command_says_how_to_get_it(
 ) -> None:
     from PIL import Image
 
-    from attendless.measure import tune as tuning
+    from attendless.optimize import tune as tuning
 
     for i in range(12):
         Image.effect_noise((48, 40), 20 + 20 * i).convert("RGB").save(tmp_path / f"{i}.png")

@@ -27,8 +27,8 @@ assert not native.threading(), native.threading()
 fast = attendless.convert(timm.create_model("deit_tiny_patch16_224", img_size=64, depth=2).eval(), "foveal:keep=0.3",
                           below_breakeven="keep")
 images, found = torch.randn(2, 3, 64, 64), []
-for executor in ("native", "torch"):
-    with attendless.execution(executor), torch.no_grad():
+for backend in ("native", "torch"):
+    with attendless.execution(backend), torch.no_grad():
         found.append(fast(images))
 torch.testing.assert_close(*found, atol=1e-5, rtol=1e-5)
 print(native.instruction_set())

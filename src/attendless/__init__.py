@@ -1,27 +1,43 @@
 """Vision Transformers that attend less, and are measurably faster for it."""
 
 from . import dense
-from .attention import Attention, Context, Grid, Options, attentions, create, option, register
+from .attention import (
+    Attention,
+    Context,
+    Grid,
+    Options,
+    attentions,
+    create,
+    option,
+    register,
+)
 from .backbones import Columnar, Pyramid
-from .convert import convert, load, open_model, patch, save, unpatch
-from .convert import door as huggingface
+from .check.attentions import check
+from .convert import (
+    convert,
+    load,
+    open_model,
+    patch,
+    save,
+    unpatch,
+)
 from .errors import UserError
 from .export import export
 from .hub import from_hub, push_to_hub
+from .integrations.hf_interface import interface as huggingface
 from .maps import maps
 from .measure.bench import bench
-from .measure.contract import check
-from .measure.tune import tune
+from .optimize.tune import tune
 from .plugins import load_plugin
-from .sparse import Case, Executor, execution, register_executor
+from .sparse import Backend, Case, execution, register_backend
 from .version import __version__
 
 __all__ = [
     "Attention",
+    "Backend",
     "Case",
     "Columnar",
     "Context",
-    "Executor",
     "Grid",
     "Options",
     "Pyramid",
@@ -45,7 +61,7 @@ __all__ = [
     "patch",
     "push_to_hub",
     "register",
-    "register_executor",
+    "register_backend",
     "save",
     "tune",
     "unpatch",

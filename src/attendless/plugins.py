@@ -24,7 +24,7 @@ _loading: list[str] = []
 
 
 def load_plugin(path: str | Path) -> None:
-    """Import a user's Python file, so that what it registers (attentions, executors) can be named."""
+    """Import a user's Python file, so that what it registers (attentions, backends) can be named."""
     path = Path(path).resolve()
     if not path.is_file():
         raise UserError(f"plugin {str(path)!r} is not a file")

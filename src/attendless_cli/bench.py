@@ -18,11 +18,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 if TYPE_CHECKING:
     from attendless.attention import Macs
-    from attendless.measure.row import Measurement
+    from attendless.measure.measurement import Measurement
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _cap_by_macs(macs: Macs | None) -> str:
-    from attendless.measure.row import cap_by_macs
+    from attendless.measure.measurement import cap_by_macs
 
     if macs is None:
         return "there is no formula for this model, so its MACs are counted by running it, after the timing"

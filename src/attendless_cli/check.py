@@ -1,5 +1,5 @@
 """Run the contract that every attention keeps on any attention: shapes, gradients, determinism, round trips, MACs,
-maps, compilation and more, by the usual executor and by each other that can compute it. Exit code 1 if a check failed.
+maps, compilation and more, by the usual backend and by each other that can compute it. Exit code 1 if a check failed.
 
 examples:
   attendless check foveal:keep=0.1
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from attendless.attention import parse
-    from attendless.measure.contract import CHECKS, check, plan
+    from attendless.check.attentions import CHECKS, check, plan
 
     for spec in args.spec:
         parse(spec)
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
             for verdict in check(spec):
                 verdicts.append(verdict)
                 step(1)
-        table = [(v.check, f"auto: {v.executor}" if v.executor else "off", v.result, v.note) for v in verdicts]
+        table = [(v.check, f"auto: {v.backend}" if v.backend else "off", v.result, v.note) for v in verdicts]
         output.print_table(f"the contract · {spec}", ("check", "computed by", "result", "note"), table)
         for name in dict.fromkeys(v.check for v in verdicts if v.result == "failed"):
             print(f"{name}: {CHECKS[name].rule}")

@@ -15,10 +15,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from . import fields, output, words
+from . import arguments as words
+from . import output
+from . import recipe_flags as fields
 
 if TYPE_CHECKING:
-    from attendless.compare.contest import Results
+    from attendless_lab.compare.contest import Results
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,9 +78,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import shlex
 
-    from attendless.compare import compare
-    from attendless.compare.contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS
     from attendless.train import Recipe
+    from attendless_lab.compare import compare
+    from attendless_lab.compare.contestants import (
+        ATTENTIONS,
+        DATA,
+        MODEL,
+        RECIPE,
+        SEEDS,
+    )
 
     changed = fields.given(args, Recipe)
     seed = changed.pop("seed", None)
@@ -108,8 +116,8 @@ def run(args: argparse.Namespace) -> int:
 
 def tell(found: Results, *more: str) -> int:
     """The table, what was found in words, `more` first, and where the report is; returns the exit code."""
-    from attendless.compare.results import failures, table
     from attendless.stamp import stamp_line
+    from attendless_lab.compare.results import failures, table
 
     columns, cells = table(found.rows)
     note = "\n".join([*failures(found.rows), stamp_line(found.stamp)])

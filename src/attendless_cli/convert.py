@@ -16,7 +16,8 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,6 +95,6 @@ def _next(args: argparse.Namespace, random: bool) -> list[str]:
     """What to do with the file now; there is nothing to evaluate in random weights."""
     import shlex
 
-    plugins = "".join(f" --plugin {shlex.quote(name)}" for name in (*args.plugin, *args.plugin_of_verb))
-    bench, evaluate = (f"attendless {verb} {shlex.quote(args.out)}{plugins}" for verb in ("bench", "eval"))
+    plugins = "".join(f" --plugin {shlex.quote(name)}" for name in (*args.plugin, *args.plugin_of_command))
+    bench, evaluate = (f"attendless {command} {shlex.quote(args.out)}{plugins}" for command in ("bench", "eval"))
     return [bench] if random else [bench, f"{evaluate} --data {shlex.quote(args.data or 'DIR')}"]

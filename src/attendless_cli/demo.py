@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import output, words
+from . import arguments as words
+from . import output
 from .compare import tell
 
 #: As measured (docs/results/compare.md); the comparison says how long it will take here.
@@ -29,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
     import shlex
     from pathlib import Path
 
-    from attendless.compare.demo import demo
     from attendless.stamp import cores
+    from attendless_lab.compare.demo import demo
 
     Path(args.out).mkdir(parents=True, exist_ok=True)  # or it is said before anything else
     print(f"about {MINUTES} minutes on two cores; here are {cores()}", file=sys.stderr, flush=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import argparse
 
-from . import fields, words
+from . import arguments as words
+from . import recipe_flags as fields
 from .train import common, prepare, report
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import argparse
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,8 @@ import itertools
 import sys
 from typing import Any
 
-from . import output, tasks, words
+from . import arguments as words
+from . import output, tasks
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -102,7 +103,7 @@ def contestants(
 ) -> tuple[Any, dict[str, Any]]:
     """The dense model, and what was asked for, in the words it was asked for; what amounts to the same is one."""
     from attendless.convert import convert
-    from attendless.measure.row import made_of
+    from attendless.measure.measurement import made_of
     from attendless.measure.subject import attention_of, converted, original, tokens_of
 
     own, reduced = attention_of(model), tokens_of(model)
@@ -169,7 +170,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     def number(value: float | None, form: str) -> str:
         return "–" if value is None else f"{value:{form}}"
 
-    from attendless.measure.row import made_of
+    from attendless.measure.measurement import made_of
 
     return (
         made_of(row["attention"], row["tokens_spec"]) + (" (random weights)" if row["weights"] == "random" else ""),

@@ -14,7 +14,8 @@ import argparse
 import sys
 import threading
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 MODEL, ATTENTIONS = "deit_tiny_patch16_224", ("foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled")
 
@@ -48,11 +49,11 @@ def run(args: argparse.Namespace) -> None:
     from attendless.convert import open_model
     from attendless.convert.source import random_weights
     from attendless.data.source import load_image
-    from attendless.explore import page
-    from attendless.explore.picture import first_picture, prepare
-    from attendless.explore.sides import Explorer
     from attendless.measure.accuracy import preprocessing
     from attendless.sizes import input_size, model_name, size_text
+    from attendless_lab.explore import page
+    from attendless_lab.explore.picture import first_picture, prepare
+    from attendless_lab.explore.sides import Explorer
 
     if args.threads:
         torch.set_num_threads(args.threads)

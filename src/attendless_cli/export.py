@@ -21,7 +21,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 if TYPE_CHECKING:
     from attendless.export import Exported
@@ -114,7 +115,7 @@ def _breakeven(args: argparse.Namespace) -> str:
 
 
 def _print(found: Exported) -> None:
-    from attendless.measure.row import made_of
+    from attendless.measure.measurement import made_of
     from attendless.sizes import size_text
 
     about = found.description

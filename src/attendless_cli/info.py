@@ -14,7 +14,8 @@ import argparse
 import itertools
 from typing import TYPE_CHECKING
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from attendless.convert import convert, open_model
-    from attendless.convert.slots import exchangeable
+    from attendless.integrations.slot import exchangeable
     from attendless.measure.macs import layer_costs
     from attendless.sizes import input_size, size_text
 
@@ -96,7 +97,7 @@ def _row(name: str, model: nn.Module, found: list, size: tuple[int, int]) -> dic
                 "tokens": layer.grid.tokens,
                 "params": layer.params,
                 "macs": layer.macs.as_dict(),
-                "path": layer.choice.executor if layer.choice else None,
+                "path": layer.choice.backend if layer.choice else None,
                 "reason": layer.choice.reason if layer.choice else None,
             }
             for layer in found
@@ -105,7 +106,7 @@ def _row(name: str, model: nn.Module, found: list, size: tuple[int, int]) -> dic
 
 
 def _cells(row: dict) -> tuple[str, ...]:
-    from attendless.measure.row import made_of
+    from attendless.measure.measurement import made_of
     from attendless.sizes import size_text
 
     macs = row["macs"]
@@ -130,11 +131,11 @@ def _print_layers(title: str, found: list) -> None:
             output.millions(layer.params),
             *(output.millions(getattr(layer.macs, part)) for part in ("total", "core", "projections", "mlp", "other")),
             str(layer.spec or ""),
-            layer.choice.executor if layer.choice else "",
+            layer.choice.backend if layer.choice else "",
         )
         for layer in found
     ]
-    columns = ("layer", "grid", "params", "MACs", "core", "projections", "MLP", "other", "attention", "executor")
+    columns = ("layer", "grid", "params", "MACs", "core", "projections", "MLP", "other", "attention", "backend")
     shown = folded(table)
     note = "Where layers are alike, the figures are of one of them." if len(shown) < len(table) else ""
     output.print_table(title, columns, shown, note=note)

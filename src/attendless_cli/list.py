@@ -11,7 +11,8 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +24,9 @@ def run(args: argparse.Namespace) -> None:
     import attendless
     from attendless.attention.registry import attention_class
     from attendless.backbones import MODELS
-    from attendless.convert import families, huggingface
-    from attendless.convert.adapters.places import NAMES as IN_PLACE
+    from attendless.integrations.rebuild import hf_weights as huggingface
+    from attendless.integrations.timm_blocks import slots as families
+    from attendless.integrations.timm_inplace.owners import NAMES as IN_PLACE
     from attendless.options import describe_options
     from attendless.tokens import reducers
 

@@ -1,7 +1,7 @@
-"""`attendless VERB …`: finds the verb's file, parses its words, and turns users' mistakes into one clear line.
+"""`attendless COMMAND …`: finds the command's file, parses its words, and turns users' mistakes into one clear line.
 
-A verb is a module of this package with a docstring (its help, ending in examples), `arguments(parser)` and
-`run(args)`, which returns an exit code or nothing. Only the verb asked for is imported, and torch only once it runs.
+A command is a module of this package with a docstring (its help, ending in examples), `arguments(parser)` and
+`run(args)`, which returns an exit code or nothing. Only the command asked for is imported, and torch only once it runs.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-#: Every verb with its one-line help, in the order a newcomer meets them.
-VERBS = {
+#: Every command with its one-line help, in the order a newcomer meets them.
+COMMANDS = {
     "demo": "the first ten minutes: a model converted, attentions compared, one report, on data that comes with it",
     "info": "what a model costs: layers, parameters, MACs, and how much attending less can gain",
     "convert": "put another attention into a pretrained model, or merge its tokens, without training",
@@ -71,15 +71,15 @@ class Parser(argparse.ArgumentParser):
         fail(f"{message} (see {self.prog} --help)")
 
 
-class Verb(Parser):
-    """A verb's own words, read from its file once that verb is asked for."""
+class Command(Parser):
+    """A command's own words, read from its file once that command is asked for."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         module = importlib.import_module(f"{__package__}.{self.prog.split()[-1]}")
         self.description = module.__doc__
         module.arguments(self)
-        _plugin(self, "plugin_of_verb")
-        self.set_defaults(run_verb=module.run)
+        _plugin(self, "plugin_of_command")
+        self.set_defaults(run_command=module.run)
         return super().parse_known_args(args, namespace)
 
 
@@ -105,7 +105,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with _leaving_at_once():
             args = _parser().parse_args(argv)
-            if args.version or args.verb is None:
+            if args.version or args.command is None:
                 return _answer(args)
             import attendless  # noqa: F401 (seconds, in which Ctrl-C is heard)
         return _run(args)
@@ -118,27 +118,27 @@ def _parser() -> Parser:
         prog="attendless",
         description="Vision Transformers that attend less, and are measurably faster for it.",
         epilog="start with:      attendless info deit_tiny_patch16_224 --size 224 384\n"
-        "help on a verb:  attendless VERB --help\n\n"
+        "help on a command:  attendless COMMAND --help\n\n"
         "exit codes:      0 done · 1 a check, a run or an image failed · 2 a mistake in what was given, or no room on\n"
         "                 disk or in memory · 130 stopped",
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="store_true", help="print the version and leave")
     _plugin(parser, "plugin")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", title="verbs", parser_class=Verb)
-    for name, line in VERBS.items():
-        verbs.add_parser(name, help=line, formatter_class=_Help)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands", parser_class=Command)
+    for name, line in COMMANDS.items():
+        commands.add_parser(name, help=line, formatter_class=_Help)
     return parser
 
 
 def _plugin(parser: argparse.ArgumentParser, name: str) -> None:
-    """`--plugin`, before the verb or after it."""
-    text = "a Python file that registers attentions or executors; may be repeated"
+    """`--plugin`, before the command or after it."""
+    text = "a Python file that registers attentions or backends; may be repeated"
     parser.add_argument("--plugin", dest=name, action="append", default=[], metavar="FILE", help=text)
 
 
 def _answer(args: argparse.Namespace) -> int:
-    """What is asked without a verb."""
+    """What is asked without a command."""
     if args.version:
         from importlib.metadata import version
 
@@ -147,7 +147,7 @@ def _answer(args: argparse.Namespace) -> int:
         print("Vision Transformers that attend less, and are measurably faster for it.\n")
         for question, command, answer in FIRST:
             print(f"{question}\n  attendless {command}\n  {answer}\n")
-        print("Every verb: attendless --help")
+        print("Every command: attendless --help")
     return 0
 
 
@@ -161,9 +161,9 @@ def _run(args: argparse.Namespace) -> int:
         targets.check(args)
         aside = contextlib.redirect_stdout(sys.stderr) if targets.to_standard_output(args) else contextlib.nullcontext()
         with aside:
-            for plugin in (*args.plugin, *args.plugin_of_verb):
+            for plugin in (*args.plugin, *args.plugin_of_command):
                 load_plugin(plugin)
-            code = args.run_verb(args) or 0
+            code = args.run_command(args) or 0
             sys.stdout.flush()
             return code
     except UserError as error:

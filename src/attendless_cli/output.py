@@ -1,4 +1,4 @@
-"""What verbs print and write: tables for people, JSON for programs."""
+"""What commands print and write: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 #: Columns that hold words rather than numbers.
 TEXT = frozenset(
     {
-        *("attention", "options", "why", "note", "executor", "value", "quantity", "source", "grid", "what it is"),
+        *("attention", "options", "why", "note", "backend", "value", "quantity", "source", "grid", "what it is"),
         *("computed by", "result", "verdict", "range", "against dense", "reducer", "runtime"),
     }
 )

@@ -15,7 +15,8 @@ import argparse
 import sys
 from typing import Any
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,8 +50,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 def run_list(args: argparse.Namespace) -> None:
-    from attendless import papers
-    from attendless.papers import page
+    from attendless_lab import papers
+    from attendless_lab.papers import page
 
     tables = papers.tables()
     listing = [(t.name, t.title, "; ".join(t.here), t.source) for t in tables.values()]
@@ -63,9 +64,9 @@ def run_list(args: argparse.Namespace) -> None:
 
 
 def run_table(args: argparse.Namespace) -> None:
-    from attendless import papers
     from attendless.errors import UserError
-    from attendless.papers import page
+    from attendless_lab import papers
+    from attendless_lab.papers import page
 
     table = papers.table(args.table)
     if args.time and table.time is None:
@@ -87,7 +88,7 @@ def run_study(args: argparse.Namespace) -> None:
     from pathlib import Path
 
     from attendless.errors import UserError
-    from attendless.papers import study, study_page
+    from attendless_lab.papers import study, study_page
 
     asked = study.study(args.table or "")
     if args.results:

@@ -20,7 +20,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import output, tasks, words
+from . import arguments as words
+from . import output, tasks
 
 #: Pictures whose answers are printed.
 SHOWN = 20

@@ -18,7 +18,8 @@ import argparse
 import sys
 from typing import Any
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -12,7 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 #: The figures of `attendless.show.gallery`, which importing would cost seconds of.
 FIGURES = {

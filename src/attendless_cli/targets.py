@@ -1,4 +1,4 @@
-"""The files a verb will write, looked at before any work is done: what cannot be written, or would destroy something,
+"""The files a command will write, looked at before any work is done: what cannot be written, or would destroy something,
 is said at once."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from .words import Target
+from .arguments import Target
 
 #: Kind of target → the endings its name may have; the others may be called anything.
 ENDINGS = {
@@ -117,7 +117,7 @@ def _clash(flag: str, targets: dict[str, Target], args: argparse.Namespace) -> s
 
 def _read(args: argparse.Namespace) -> Iterator[str]:
     """Every file that the command line names to be read."""
-    for name in ("image", "model", "weights", "predictor", "plugin", "plugin_of_verb"):
+    for name in ("image", "model", "weights", "predictor", "plugin", "plugin_of_command"):
         found = getattr(args, name, None)
         yield from [found] if isinstance(found, str) else found or ()
 

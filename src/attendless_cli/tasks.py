@@ -1,4 +1,4 @@
-"""Detection and segmentation in the verbs that serve every task: what task a model is for, its table, its pictures."""
+"""Detection and segmentation in the commands that serve every task: what task a model is for, its table, its pictures."""
 
 from __future__ import annotations
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from . import fields, output, tasks, words
+from . import arguments as words
+from . import output, tasks
+from . import recipe_flags as fields
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

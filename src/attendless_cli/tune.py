@@ -18,10 +18,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from . import output, words
+from . import arguments as words
+from . import output
 
 if TYPE_CHECKING:
-    from attendless.measure.tradeoff import Tuned
+    from attendless.optimize.tradeoff import Tuned
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,8 +98,8 @@ def run(args: argparse.Namespace) -> None:
     from attendless.data.opening import open_data
     from attendless.errors import UserError
     from attendless.measure.accuracy import load_images, preprocessing
-    from attendless.measure.tradeoff import Goal
-    from attendless.measure.tune import RATES, searched, tune
+    from attendless.optimize.tradeoff import Goal
+    from attendless.optimize.tune import RATES, searched, tune
     from attendless.sizes import input_size
 
     # Whatever can be wrong with what was given is found before anything takes time.
@@ -174,7 +175,7 @@ WEIGHTLESS = "the weights are random: the loss means nothing (give --weights F o
 
 def _print_cap(model: object) -> None:
     """What attending less can gain at most, before anything is timed."""
-    from attendless.measure.row import cap_by_macs
+    from attendless.measure.measurement import cap_by_macs
     from attendless.measure.timing import by_formula
     from attendless.sizes import input_size, size_text
 
@@ -185,7 +186,7 @@ def _print_cap(model: object) -> None:
 
 
 def _print(title: str, found: list[Tuned], notes: list[str]) -> None:
-    from attendless.measure.tradeoff import HOW_TO_READ, table
+    from attendless.optimize.tradeoff import HOW_TO_READ, table
 
     columns, *rows = table(found)
     output.print_table(title, columns, rows, note="\n".join((*HOW_TO_READ, *notes)))

@@ -2,11 +2,26 @@
 
 import sys
 
-from ..options import Options, Spec, join, join_stages, option
+from ..options import (
+    Options,
+    Spec,
+    join,
+    join_stages,
+    option,
+)
 from ..plugins import import_package
-from ..sparse.executor import Choice
-from .contract import Attention
-from .registry import attention_class, attentions, create, expand, expand_stages, named, parse, register
+from ..sparse.backend import Choice
+from .interface import Attention
+from .registry import (
+    attention_class,
+    attentions,
+    create,
+    expand,
+    expand_stages,
+    named,
+    parse,
+    register,
+)
 from .values import Context, Grid, Macs, cap
 
 import_package(sys.modules[__name__])

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..sparse.backend import Choice
 from ..sparse.blocks import few_at_a_time
-from ..sparse.executor import Choice
 from ..sparse.full import attend as full
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -35,8 +35,8 @@ from torch import Tensor
 from ..errors import UserError
 from ..options import Options, option
 from ..sparse import operations
+from ..sparse.backend import Case, Choice
 from ..sparse.blocks import Plan, fresh_plan, plan
-from ..sparse.executor import Case, Choice
 from ..sparse.patterns import (
     Blocks,
     Pattern,
@@ -49,7 +49,7 @@ from ..sparse.patterns import (
     spread,
     window_pattern,
 )
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 
@@ -231,7 +231,7 @@ class BigBird(Attention):
         pattern = self.pattern(grid)
         share = pattern.edges(self.num_heads) / (self.num_heads * grid.tokens**2)
         what = f"{len(pattern.blocks) - 1} blocks, {share:.0%} of all pairs"
-        return Choice(found.executor, f"{what}; {found.reason}")
+        return Choice(found.backend, f"{what}; {found.reason}")
 
     def case(self, grid: Grid, batch: int = 1) -> Case:
         return self.case_of("block", plan(self.pattern(grid), self.num_heads), batch)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from .. import options
 from ..errors import UserError
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -20,8 +20,8 @@ from torch import Tensor
 from .. import options
 from ..sparse import canvas, dispatch, operations
 from ..sparse import foveal as definition
-from ..sparse.executor import Case
-from .contract import Attention
+from ..sparse.backend import Case
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ..sparse import dispatch, operations
-from ..sparse.executor import Choice
+from ..sparse.backend import Choice
 from ..sparse.full import Whole
 from ..sparse.full import attend as full
 from ..sparse.full import macs as full_macs
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

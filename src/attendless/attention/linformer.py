@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import options
-from ..sparse.executor import Choice
+from ..sparse.backend import Choice
 from ..sparse.full import attend as full
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from .. import options
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -29,7 +29,7 @@ from .. import options
 from ..errors import UserError
 from ..sparse import basis
 from . import averages
-from .contract import Attention
+from .interface import Attention
 from .values import Context, Grid
 
 _PREDICTOR = ("down", "up", "q_reduce", "k_reduce")

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..sparse.executor import Choice
-from .contract import Attention
+from ..sparse.backend import Choice
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -12,7 +12,7 @@ without a pool reduces nothing and is full attention. PVT uses ratio 8, 4, 2, 1 
 are this too, between layers of `window:bias=false`.
 
 Into a pretrained model the convolution comes as the mean of its patches. In a model built to be trained from scratch it
-starts as PyTorch draws it, which is how PVT has it; hosts in the style of PVT v2 and Twins then draw it with their own.
+starts as PyTorch draws it, which is how PVT has it; backbones in the style of PVT v2 and Twins then draw it with their own.
 
 As in PVT, patches beyond the last whole block are not seen as keys; a side shorter than the ratio is padded with zeros
 to one block. Prefix tokens are keys of their own, unreduced.
@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import options
-from ..sparse.executor import Choice
+from ..sparse.backend import Choice
 from ..sparse.full import attend as full
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

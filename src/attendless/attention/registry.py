@@ -9,7 +9,7 @@ from .. import options as specs
 from ..errors import UserError, unknown
 from ..options import Options, Spec
 from ..plugins import enter
-from .contract import Attention
+from .interface import Attention
 from .values import Grid
 
 _ATTENTIONS: dict[str, type[Attention]] = {}

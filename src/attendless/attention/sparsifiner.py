@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ..sparse import basis, operations
-from ..sparse.executor import Case, executor
+from ..sparse.backend import Case, backend
 from . import averages
 from .predictor import Options, PredictingAttention
 from .registry import register
@@ -135,7 +135,7 @@ class Sparsifiner(PredictingAttention):
 
 
 def _torch() -> Any:
-    return executor("sparsifiner", "torch")
+    return backend("sparsifiner", "torch")
 
 
 def _guess(tokens: int, prefix: int, budget: int, options: Options) -> operations.Guess:

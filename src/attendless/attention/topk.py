@@ -18,9 +18,9 @@ from torch import Tensor
 
 from .. import options
 from ..sparse import basis, topk
-from ..sparse.executor import Choice
+from ..sparse.backend import Choice
 from . import averages
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -129,7 +129,7 @@ class Context:
 
     `wants` names what this layer is asked to leave here (see `ENTRIES`), because the next layer or the caller reads it;
     nothing else that layers leave each other stays. `losses` are extra terms for training, `trail` the class tokens of
-    the layers so far, in a host that answers from all of them. `prefix_only`: nobody reads the patches that leave this
+    the layers so far, in a backbone that answers from all of them. `prefix_only`: nobody reads the patches that leave this
     layer.
     """
 

@@ -39,9 +39,9 @@ from torch.nn import functional as F
 from .. import options
 from ..errors import UserError
 from ..sparse import fused
-from ..sparse.executor import Choice
+from ..sparse.backend import Choice
 from ..sparse.full import attend as full
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

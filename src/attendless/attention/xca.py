@@ -31,7 +31,7 @@ from torch.nn import functional as F
 
 from .. import options
 from ..errors import UserError
-from .contract import Attention
+from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 

@@ -9,9 +9,16 @@ from timm.models._manipulate import checkpoint
 from timm.models.vision_transformer import Block as TimmBlock
 from torch import Tensor, nn
 
-from ..attention import Attention, Context, Grid, Macs, Spec, create
+from ..attention import (
+    Attention,
+    Context,
+    Grid,
+    Macs,
+    Spec,
+    create,
+)
 from ..errors import UserError
-from ..sparse.executor import Choice
+from ..sparse.backend import Choice
 from ..tokens import Reducer
 from .cost import Layer, parameters, weight_macs
 
@@ -103,7 +110,7 @@ class Block(nn.Module):
         return self.attn.choice(grid, batch)
 
     def cost(self, name: str, grid: Grid, wants: Collection[str] = (), *, prefix_only: bool = False) -> Layer:
-        """The block's row in its host's cost."""
+        """The block's row in its backbone's cost."""
         before, between = self.reducers(prefix_only=prefix_only)
         reducing = sum((r.macs(grid) for r in (before, between) if r is not None), start=Macs())
         grid = grid if before is None else before.reduced(grid)
@@ -168,7 +175,7 @@ def create_like(attn: Any, spec: Spec, grid: Grid) -> Attention:
         dtype=weight.dtype,
         **({} if norm is None else {"norm_layer": _norm_like(norm)}),
     )
-    if isinstance(attn.proj, nn.Identity):  # a host's choice, as BBViT's
+    if isinstance(attn.proj, nn.Identity):  # a backbone's choice, as BBViT's
         ours.proj = nn.Identity()  # type: ignore[assignment]
     take_weights(ours, attn.state_dict())
     return ours.train(attn.training)

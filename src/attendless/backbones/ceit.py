@@ -1,4 +1,4 @@
-"""CeiT: a columnar host that puts convolutions where a ViT has none.
+"""CeiT: a columnar backbone that puts convolutions where a ViT has none.
 
     stem      7 × 7 at stride 2, BatchNorm, a maximum over 3 × 3 at stride 2; then patches of a quarter of the size
     MLP       1 × 1, depthwise 3 × 3, 1 × 1, each with BatchNorm, GELU after the first two; on the patches alone
@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..attention import Context, Grid
 from ..errors import UserError
 from .block import ConvBlock
-from .columnar import ColumnarHost
+from .columnar import ColumnarBackbone
 from .cost import weight_macs
 
 
@@ -107,7 +107,7 @@ class LayerAttention(nn.Module):
         return once + weight_macs(self.kv, layers) + 2 * layers * self.q.in_features
 
 
-class CeiT(ColumnarHost, VisionTransformer):
+class CeiT(ColumnarBackbone, VisionTransformer):
     """`stem` is the width of the stem's convolution."""
 
     def __init__(self, *args: Any, stem: int = 64, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The columnar host: timm's VisionTransformer, key for key, whose blocks pass the context."""
+"""The columnar backbone: timm's VisionTransformer, key for key, whose blocks pass the context."""
 
 from __future__ import annotations
 
@@ -11,19 +11,26 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from ..attention import Context, Grid, Macs, Spec, expand, join
+from ..attention import (
+    Context,
+    Grid,
+    Macs,
+    Spec,
+    expand,
+    join,
+)
 from ..errors import UserError
 from ..sparse.full import macs as full_macs
+from .base import Backbone, Place, check_order, watched
 from .block import rebuild_block, run_block
 from .cost import Layer, parameters, weight_macs
-from .host import Host, Place, check_order, watched
 from .weights import start_attentions
 
 #: The mixin stands on timm's attributes, which a type checker cannot see from here.
 _Base: Any = object
 
 
-class ColumnarHost(Host, _Base):
+class ColumnarBackbone(Backbone, _Base):
     """What is added to timm's class. `attention` is one spec for every layer, or one per layer; `tokens` one spec of a
     reducer for the whole model, or nothing.
 
@@ -189,11 +196,11 @@ class ColumnarHost(Host, _Base):
         return rows
 
 
-class Columnar(ColumnarHost, VisionTransformer):
+class Columnar(ColumnarBackbone, VisionTransformer):
     """A `VisionTransformer` with the same keys; `attention="…"` names what its blocks attend with."""
 
 
-class ColumnarDistilled(ColumnarHost, VisionTransformerDistilled):
+class ColumnarDistilled(ColumnarBackbone, VisionTransformerDistilled):
     """DeiT's distilled variant, with its second prefix token and second head."""
 
 

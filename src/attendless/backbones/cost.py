@@ -1,4 +1,4 @@
-"""What a host costs, layer by layer, from its modules' own formulas."""
+"""What a backbone costs, layer by layer, from its modules' own formulas."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..attention import Choice, Grid, Macs, Spec
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One row of a host's cost: where, on which grid, with which attention (if any), and what it costs."""
+    """One row of a backbone's cost: where, on which grid, with which attention (if any), and what it costs."""
 
     name: str
     grid: Grid

@@ -1,11 +1,11 @@
-"""LV-ViT: a columnar host whose patches come from a few convolutions, and which answers for every patch.
+"""LV-ViT: a columnar backbone whose patches come from a few convolutions, and which answers for every patch.
 
     stem      7 × 7 at stride 2, 3 × 3, 3 × 3, each with BatchNorm and ReLU; then patches of half the size
     blocks    x + branch(norm x) / skip: each branch is divided by a constant, which lets a deep model train
     answer    head(class token) + ½ max over patches of aux_head(patch)
 
 In training the answer is the class token's alone, and `patch_logits` is what token labelling teaches beside it
-(`train.labelling`). Weights have their authors' names; what else a columnar host can do, this one does. Where tokens
+(`train.labelling`). Weights have their authors' names; what else a columnar backbone can do, this one does. Where tokens
 were reduced, the maximum is over those left.
 """
 

@@ -1,6 +1,6 @@
 """Our models in timm: `timm.create_model("pyramid_swin_tiny", attention="window/window/full/full")`.
 
-The name begins with the host, but for LaViT's and BBViT's. Every model takes `attention="…"`, by default what its
+The name begins with the backbone, but for LaViT's and BBViT's. Every model takes `attention="…"`, by default what its
 authors used; those whose weights timm has on its hub load them with `pretrained=True`, under another attention as far
 as names and shapes fit.
 """
@@ -31,17 +31,17 @@ default_cfgs: dict[str, Any] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A host and its constructor's arguments; `weights` names the timm model whose weights it can load, `layers` those
+    """A backbone and its constructor's arguments; `weights` names the timm model whose weights it can load, `layers` those
     that images enter and answers leave by."""
 
-    host: type[nn.Module]
+    backbone: type[nn.Module]
     arguments: dict[str, Any]
     weights: str = ""
     layers: dict[str, Any] = dataclasses.field(default_factory=lambda: _LAYERS)
 
     def build(self, name: str, pretrained: bool, arguments: dict[str, Any]) -> nn.Module:
         return build_model_with_cfg(
-            self.host,
+            self.backbone,
             name,
             pretrained,
             pretrained_filter_fn=self.adapt,
@@ -52,7 +52,7 @@ class Model:
 
     def adapt(self, state: dict[str, Any], model: Any) -> dict[str, Any]:
         """timm's weights for `model`, whatever its attention and image size."""
-        renamed = from_pyramids(state) if issubclass(self.host, Pyramid) else checkpoint_filter_fn(state, model)
+        renamed = from_pyramids(state) if issubclass(self.backbone, Pyramid) else checkpoint_filter_fn(state, model)
         return fit_attention(renamed, model)
 
 
@@ -64,7 +64,7 @@ def _register(name: str, model: Model) -> None:
     theirs = get_pretrained_cfg(model.weights) if model.weights else None
     # Pyramids take images of any size, also where timm's own do not.
     side = model.arguments.get("img_size", 224)
-    ours = {**model.layers, "fixed_input_size": not issubclass(model.host, Pyramid), "input_size": (3, side, side)}
+    ours = {**model.layers, "fixed_input_size": not issubclass(model.backbone, Pyramid), "input_size": (3, side, side)}
     default_cfgs[name] = {**(theirs.to_dict() if theirs else _IMAGENET), **ours}
     register_model(entry)
 

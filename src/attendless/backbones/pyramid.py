@@ -1,7 +1,7 @@
-"""The pyramid host: stages of ever fewer and wider tokens, each naming what it attends with.
+"""The pyramid backbone: stages of ever fewer and wider tokens, each naming what it attends with.
 
 One skeleton serves every family: PVT, Swin, Twins and the fair comparison's pyramid differ in values only (`Style`).
-The API is timm's; tokens are [B, N, C], prefix first, as in the columnar host.
+The API is timm's; tokens are [B, N, C], prefix first, as in the columnar backbone.
 """
 
 from __future__ import annotations
@@ -14,17 +14,24 @@ from timm.layers import to_2tuple, to_ntuple, trunc_normal_
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from ..attention import Context, Grid, Macs, Spec, expand_stages, join_stages
+from ..attention import (
+    Context,
+    Grid,
+    Macs,
+    Spec,
+    expand_stages,
+    join_stages,
+)
 from ..errors import UserError
+from .base import Backbone, Place, check_order
 from .block import Block
 from .cost import Layer, parameters, weight_macs
-from .host import Host, Place, check_order
 from .stage import Stage, Style
 from .stem import Merge, shrink, to_map
 from .weights import start_attentions, start_convolutions
 
 
-class Pyramid(Host, nn.Module):
+class Pyramid(Backbone, nn.Module):
     """`attention` is one spec for all stages, one per stage (`window/window/full/full`), or one per layer.
 
     `style` are the fields of `Style`. Images of any size are taken; weights that are tied to a grid, such as learned

@@ -11,14 +11,27 @@ from timm.layers import DropPath, Mlp
 from timm.models.pvt_v2 import MlpWithDepthwiseConv
 from torch import Tensor, nn
 
-from ..attention import Attention, Context, Grid, Macs, Spec, create
+from ..attention import (
+    Attention,
+    Context,
+    Grid,
+    Macs,
+    Spec,
+    create,
+)
 from ..errors import UserError, unknown
 from .block import Block, ConvBlock, run_block
 from .carry import Carry, key_grid
 from .carry import Kind as CarryKind
 from .cost import Layer, parameters, weight_macs
 from .positions import ConvPositions, FourierPositions, LearnedPositions
-from .stem import ConvEmbed, HalvingEmbed, LinePool, Merge, to_map
+from .stem import (
+    ConvEmbed,
+    HalvingEmbed,
+    LinePool,
+    Merge,
+    to_map,
+)
 
 Embedding = Literal["patch", "overlap", "halving", "merge", "pool"]
 Positions = Literal["fourier", "learned", "conv", "none"]

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..attention import Grid
 from ..errors import UserError
-from .columnar import ColumnarHost
+from .columnar import ColumnarBackbone
 
 
 class ConvStem(PatchEmbed):
@@ -90,7 +90,7 @@ class Skip(nn.Module):
         return f"skip={self.skip:g}"
 
 
-class Stemmed(ColumnarHost, VisionTransformer):
+class Stemmed(ColumnarBackbone, VisionTransformer):
     """`stem` is the width of the stem's convolutions, `skip` what each residual branch is divided by."""
 
     def __init__(

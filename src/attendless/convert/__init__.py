@@ -1,8 +1,8 @@
 """A pretrained model → the same model attending less."""
 
+from .conversion import convert, convert_with_report
 from .files import load, save
 from .patch import patch, unpatch
-from .rebuild import convert, convert_with_report
 from .report import Report
 from .source import open_model
 

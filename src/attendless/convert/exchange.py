@@ -7,10 +7,16 @@ from typing import Literal
 
 from ..attention import Attention, Spec
 from ..errors import unknown
+from ..integrations.slot import Slot, specs_for
 from .breakeven import breakeven, pays_from
-from .report import KEPT, LEFT, LEFT_FULL, NOT_CHOSEN, LayerReport
+from .report import (
+    KEPT,
+    LEFT,
+    LEFT_FULL,
+    NOT_CHOSEN,
+    LayerReport,
+)
 from .select import select_layers
-from .slots import Slot, specs_for
 
 BelowBreakeven = Literal["full", "keep"]
 

@@ -1,7 +1,7 @@
 """A model in one file: `save` and `load`.
 
 The file is safetensors: the weights under timm's names, and in its header, as JSON, all it takes to build the model
-again: host, constructor's arguments, the attention of every layer, what the conversion decided, how images are to be
+again: backbone, constructor's arguments, the attention of every layer, what the conversion decided, how images are to be
 prepared, and a digest of the whole. So `load` needs nothing else, computes the same function on any machine, and tells
 a damaged file from a sound one. Nothing is ever unpickled. Attentions from users' own files are not in it: it names
 the files it needs.
@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ..attention import Attention, attentions
 from ..errors import UserError, unknown
+from ..integrations.rebuild.architecture import Blueprint, blueprint
+from ..integrations.weights import check_finite
 from ..plugins import source_of
 from ..sizes import image_config
 from ..storage import read_described, write_described
 from ..tokens import Reducer, reducers
-from .architecture import Blueprint, blueprint
 from .report import Report
-from .weights import check_finite
 
 #: Files of models that reduce tokens have format 2, those with foveal attention 3, those of detectors and segmentors 4:
 #: one who reads less would build another model. Before 3 foveal attention had no first order, so specs in such files do

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..attention import Attention, Grid
-from ..attention.less import Less
+from ..attention.lavit import Less
 from ..attention.tokenmap import TokenMap
 from ..errors import UserError
-from .slots import Slot, find_slots
+from ..integrations.slot import Slot, find_slots
 
 #: Rounds of Θ and Ψ; how much the identity is preferred, as a share of the inputs' mean square; how much of Δ is tried.
 ROUNDS, RIDGE, FACTORS = 2, 0.1, (0.0, 0.5, 1.0)

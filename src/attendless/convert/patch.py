@@ -12,16 +12,17 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from ..backbones import is_host
+from ..backbones import is_backbone
 from ..errors import UserError
+from ..integrations.discovery import check_module, inside, why_none
+from ..integrations.hf_interface import interface as door
+from ..integrations.slot import check_reads
+from ..integrations.timm_inplace import adapted_modules
+from ..integrations.timm_inplace import slots as inplace
 from ..sizes import model_name, parse_size, size_text
 from ..tokens import parse_tokens
-from . import door, inplace
-from .adapters import adapted_modules
 from .exchange import BelowBreakeven, exchange
-from .inside import check_module, inside, why_none
 from .report import Report
-from .slots import check_reads
 
 
 def patch(
@@ -45,7 +46,7 @@ def patch(
             f"tokens={tokens!r}: {type(model).__name__} is patched in place and its own layers need every token. "
             "Reducing tokens is for models that attendless.convert rebuilds"
         )
-    if is_host(model):
+    if is_backbone(model):
         raise UserError(
             f"{type(model).__name__} is a model of attendless already: attendless.convert exchanges attentions"
         )

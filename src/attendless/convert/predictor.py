@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Grid
 from ..errors import UserError
+from ..integrations.slot import Slot
 from ..storage import read_described, write_described
-from .slots import Slot
 
 _KEY = "attendless-predictor"
 

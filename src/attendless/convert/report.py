@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Macs
+from ..integrations.weights import check_finite
 from ..sizes import size_text
 from .breakeven import LARGEST
-from .weights import check_finite
 
 #: Decisions that leave a layer as it was, because what was asked for does not pay there.
 LEFT_FULL, LEFT, NOT_CHOSEN = "left full", "left as it was", "not chosen"
@@ -86,15 +86,15 @@ class Reduction:
     new: tuple[str, ...]
 
     @classmethod
-    def of(cls, host: Any) -> Reduction | None:
-        """That of a host; None if nothing reduces its tokens."""
-        if not host.tokens:
+    def of(cls, backbone: Any) -> Reduction | None:
+        """That of a backbone; None if nothing reduces its tokens."""
+        if not backbone.tokens:
             return None
-        *rows, head = host.costs()
+        *rows, head = backbone.costs()
         counts = [row.grid.tokens for row in rows if row.spec is not None]
-        counts += [] if host.reads_out else [head.grid.tokens]
-        new = tuple(name for name, _ in host.named_parameters() if ".reducer." in name)
-        return cls(host.tokens, tuple(counts), new)
+        counts += [] if backbone.reads_out else [head.grid.tokens]
+        new = tuple(name for name, _ in backbone.named_parameters() if ".reducer." in name)
+        return cls(backbone.tokens, tuple(counts), new)
 
     def __str__(self) -> str:
         return f"{self.tokens} leaves {self.counts[-1]} of {self.counts[0]} tokens: {_runs(self.counts)}"

@@ -10,13 +10,13 @@ import timm
 from torch import nn
 
 from ..errors import UserError
+from ..integrations.pretrained import create_pretrained
+from ..integrations.rebuild import hf_weights as huggingface
+from ..integrations.resize import resize
+from ..integrations.weights import load_weights, read_weights
 from ..sizes import parse_size
-from . import huggingface
+from .conversion import BelowBreakeven, convert
 from .files import load, read_header
-from .pretrained import create_pretrained
-from .rebuild import BelowBreakeven, convert
-from .resize import resize
-from .weights import load_weights, read_weights
 
 __all__ = ["open_model", "parse_size", "random_weights", "resize", "unknown_model"]
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..backbones import Pyramid
-from ..backbones.columnar import ColumnarHost
+from ..backbones.columnar import ColumnarBackbone
 from ..backbones.stem import to_map
 from ..convert import open_model
 from ..errors import UserError
@@ -42,7 +42,7 @@ class Features(nn.Module):
     def __init__(self, backbone: Any) -> None:
         super().__init__()
         self.backbone = backbone
-        if isinstance(backbone, ColumnarHost):
+        if isinstance(backbone, ColumnarBackbone):
             any_size(backbone)
             backbone.readout = False  # its patches are what is read
             self.make: Any = SimplePyramid(backbone.embed_dim, backbone.patch_embed.patch_size[0])
@@ -57,7 +57,7 @@ class Features(nn.Module):
 
     def forward(self, images: Tensor) -> Maps:
         images = pad(images, self.multiple)
-        if isinstance(self.backbone, ColumnarHost):
+        if isinstance(self.backbone, ColumnarBackbone):
             x, context = self.backbone.forward_context(images)
             return Maps(self.levels([to_map(context.grid.restore(x), context.grid)]), context.extra())
         if isinstance(self.backbone, Pyramid):

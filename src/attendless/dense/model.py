@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor, nn
 
-from ..convert.architecture import Blueprint, blueprint
 from ..errors import UserError, unknown
+from ..integrations.rebuild.architecture import Blueprint, blueprint
 from ..options import Options, Spec, parse_options
 from ..sizes import image_config
 from .features import Features

@@ -19,8 +19,21 @@ from ..train.loader import Prepared
 from ..train.objective import weighted
 from ..train.state import Data
 from ..train.task import Batch, Task
-from .metrics import coco_results, confusion, in_order, intersections, precisions
-from .transforms import WholeMasks, WithBoxes, WithMasks, boxes_to_learn, masks_to_learn, to_judge
+from .metrics import (
+    coco_results,
+    confusion,
+    in_order,
+    intersections,
+    precisions,
+)
+from .transforms import (
+    WholeMasks,
+    WithBoxes,
+    WithMasks,
+    boxes_to_learn,
+    masks_to_learn,
+    to_judge,
+)
 
 
 class DenseObjective(nn.Module):

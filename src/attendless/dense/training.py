@@ -17,7 +17,13 @@ from ..sizes import input_size
 from ..train.disk import goes_on_later
 from ..train.recipe import Run
 from ..train.state import Data, Phase
-from ..train.training import Begin, Result, finish, model_text, set_drop
+from ..train.training import (
+    Begin,
+    Result,
+    finish,
+    model_text,
+    set_drop,
+)
 from ..train.worth import slower
 from .coco import open_boxes
 from .masks import open_masks
@@ -109,9 +115,9 @@ def open_dense(
                 raise UserError(f"{str(model)!r} comes with the weights of its backbone and its head: give no others")
             built = with_attention(built, attention, tokens)
     if not isinstance(built, Dense):
-        # timm's own ViT becomes a host of ours, which knows its grid at every size; all others stay what they are.
-        host = convert(built, "full", below_breakeven="keep") if _plain_vit(built) else built
-        return build(host, head_for(task, head), classes)
+        # timm's own ViT becomes a backbone of ours, which knows its grid at every size; all others stay what they are.
+        backbone = convert(built, "full", below_breakeven="keep") if _plain_vit(built) else built
+        return build(backbone, head_for(task, head), classes)
     if built.task != task or (head and head != built.head_text):
         raise UserError(
             f"the model is made for {built.task} with {built.head_text}, not for {task} with {head or task}"
@@ -143,9 +149,9 @@ def whole_patches(size: tuple[int, int], multiple: int = 32) -> tuple[int, int]:
 def _plain_vit(model: Any) -> bool:
     from timm.models.vision_transformer import VisionTransformer
 
-    from ..backbones import is_host
+    from ..backbones import is_backbone
 
-    return isinstance(model, VisionTransformer) and not is_host(model)
+    return isinstance(model, VisionTransformer) and not is_backbone(model)
 
 
 def settle(text: str | DenseRecipe, task: str, fields: dict[str, Any]) -> DenseRecipe:

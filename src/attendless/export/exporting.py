@@ -24,13 +24,19 @@ import torch
 from torch import Tensor, nn
 
 from ..convert import open_model
-from ..convert.resize import resize
 from ..errors import UserError, unknown
+from ..integrations.resize import resize
 from ..measure.subject import converted, original
 from ..sizes import channels, input_size, parse_size
 from ..storage import sync
 from ..version import __version__
-from . import checks, onnx, openvino, pt2, speed
+from . import (
+    checks,
+    onnx,
+    openvino,
+    pt2,
+    speed,
+)
 from . import int8 as quantising
 from .checks import Parity
 from .description import Description, describe

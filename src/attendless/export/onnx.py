@@ -23,10 +23,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import compiled
 from ..errors import UserError
-from . import description, packed, translate
+from . import description, translate
+from . import fuse_qkv as packed
+from .checksum import BLANK, check_seal, seal
 from .description import KEY, Description
 from .packages import missing, need
-from .sealed import BLANK, check_seal, seal
 
 SUFFIX = ".onnx"
 #: Whether a file has our kernels unless it is said.

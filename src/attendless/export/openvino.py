@@ -20,9 +20,9 @@ from torch.export import ExportedProgram
 
 from ..errors import UserError
 from . import description, extension, onnx
+from .checksum import BLANK, check_seal, seal
 from .description import KEY, Description
 from .packages import missing, need
-from .sealed import BLANK, check_seal, seal
 from .translate import DOMAIN
 
 SUFFIX = ".xml"

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from ..measure.row import Measurement
+from ..measure.measurement import Measurement
 from ..measure.subject import attention_of, tokens_of
 from ..sizes import input_size, model_name, size_text
 from ..stamp import stamp_line
@@ -58,7 +58,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "peak MB": ("peak_memory_mb", "{:.0f}".format),
     "top-1": ("top1", "{:.1f} %".format),
     "agreement": ("agreement", "{:.3f}".format),
-    "executor": ("path", str),
+    "backend": ("path", str),
 }
 
 

@@ -17,9 +17,9 @@ from typing import Any
 from torch import nn
 
 from ..convert import load, save
-from ..convert.pretrained import offline_if_unreachable
 from ..convert.report import Report
 from ..errors import UserError
+from ..integrations.pretrained import offline_if_unreachable
 from ..storage import atomic
 from .card import Measured, card
 

@@ -17,7 +17,14 @@ from torch.utils import _pytree as pytree
 
 from ..attention import Grid
 from ..errors import UserError
-from .entry import Entry, entries, entry, layers, numbers, seen_by_us
+from .entry import (
+    Entry,
+    entries,
+    entry,
+    layers,
+    numbers,
+    seen_by_us,
+)
 from .rollout import rollout
 
 __all__ = [

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention, Context, Grid
-from ..backbones import Pyramid, is_host
-from ..convert.adapters import adapted_modules
-from ..convert.architecture import describes
-from ..convert.rebuild import host_copy
-from ..convert.slots import exchangeable, find_slots
+from ..backbones import Pyramid, is_backbone
+from ..convert.conversion import backbone_copy
 from ..errors import UserError
+from ..integrations.rebuild.architecture import describes
+from ..integrations.slot import exchangeable, find_slots
+from ..integrations.timm_inplace import adapted_modules
 
 
 class Entry(NamedTuple):
@@ -33,7 +33,7 @@ class Entry(NamedTuple):
 
 def layers(model: nn.Module) -> list[nn.Module]:
     """The attention of every layer, as the model runs them: ours, or in a model of timm's also its own."""
-    if is_host(model):
+    if is_backbone(model):
         return [block.attn for block in model.blocks]  # type: ignore[union-attr]
     if not exchangeable(model):
         raise UserError(
@@ -44,8 +44,8 @@ def layers(model: nn.Module) -> list[nn.Module]:
 
 
 def seen_by_us(model: nn.Module) -> nn.Module:
-    """The model itself, or one of timm's as a host of ours, which has the same maps and can say them."""
-    return host_copy(model) if describes(model) and not is_host(model) else model
+    """The model itself, or one of timm's as a backbone of ours, which has the same maps and can say them."""
+    return backbone_copy(model) if describes(model) and not is_backbone(model) else model
 
 
 def numbers(model: nn.Module, wanted: int | Sequence[int] | None) -> list[int]:
@@ -74,7 +74,7 @@ def numbers(model: nn.Module, wanted: int | Sequence[int] | None) -> list[int]:
 def entries(model: nn.Module, images: Tensor, wanted: Sequence[int]) -> Iterator[Entry]:
     """What enters the attentions of the layers `wanted`, in their order; those after the last are not run."""
     with _evaluating(model):
-        run = _walked if is_host(model) else _caught
+        run = _walked if is_backbone(model) else _caught
         for number, attention, x, context in run(model, images, wanted):
             # A map is asked for, and nothing for a next layer.
             used = context.only(attention.reads | attention.takes)
@@ -97,17 +97,17 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _walked(host: Any, images: Tensor, wanted: Collection[int]) -> Iterator[Entry]:
-    """Through the layers of one of our hosts, each up to the norm before its attention."""
+def _walked(backbone: Any, images: Tensor, wanted: Collection[int]) -> Iterator[Entry]:
+    """Through the layers of one of our backbones, each up to the norm before its attention."""
     stages, first = {}, 0
-    for stage in host.stages if isinstance(host, Pyramid) else ():
+    for stage in backbone.stages if isinstance(backbone, Pyramid) else ():
         stages[first] = stage
         first += len(stage.blocks)
-    for number, x, context in host.walk(*host.embed(images), stop=max(wanted) + 1):
+    for number, x, context in backbone.walk(*backbone.embed(images), stop=max(wanted) + 1):
         if number in wanted:
             if number in stages:
                 x, context = stages[number].enter(x, context)
-            block = host.blocks[number]
+            block = backbone.blocks[number]
             if block.reducer is not None and block.reducer.first:
                 x, context = block.reducer(x, context)
             yield Entry(number, block.attn, block.norm1(x), context)

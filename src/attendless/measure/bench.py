@@ -22,15 +22,23 @@ import torch
 from torch import nn
 
 from ..attention import Attention, Macs, cap
-from ..backbones import is_host
-from ..convert.slots import exchangeable
+from ..backbones import is_backbone
+from ..integrations.slot import exchangeable
 from ..sizes import input_size, model_name, parse_size
-from .across import EAGER, Table, time_across
 from .cap import time_share
 from .macs import count
-from .row import Measurement
+from .measurement import Measurement
 from .runtime import find_runtimes
-from .subject import Subject, converted, described, named, original, resized, tokens_of
+from .runtime_table import EAGER, Table, time_across
+from .subject import (
+    Subject,
+    converted,
+    described,
+    named,
+    original,
+    resized,
+    tokens_of,
+)
 from .timing import Conditions, Timed, announced, time_all
 
 Size = int | tuple[int, int] | str
@@ -107,7 +115,7 @@ def bench_rows(
 
     The contestants of one size race together, against one dense model, and their rows come as soon as they are known.
     Attentions of which the same remains, since their layers were left full, are one contestant. Without attentions a
-    model is measured as it is, and timm's `VisionTransformer` with `full` in our host.
+    model is measured as it is, and timm's `VisionTransformer` with `full` in our backbone.
 
     With `runtimes` there is a row for each of them and each contestant, the dense model among them; who cannot run
     where is told in `failures`.
@@ -217,9 +225,9 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
 
 
 def _path(model: nn.Module, batch: int) -> tuple[str, str]:
-    """The executor of every layer on the tokens it gets, and why; layers that agree are counted together, and the first
+    """The backend of every layer on the tokens it gets, and why; layers that agree are counted together, and the first
     of them says why."""
-    if is_host(model):
+    if is_backbone(model):
         rows: Any = [row for row in model.costs() if row.spec is not None]  # type: ignore[operator]
         *blocks, last = zip(model.blocks, rows, strict=True)  # type: ignore[arg-type]
         choices = [(block.attn.name, block.choice(row.grid, batch)) for block, row in blocks]
@@ -228,11 +236,11 @@ def _path(model: nn.Module, batch: int) -> tuple[str, str]:
         choices = [(m.name, m.choice(m.grid, batch)) for m in model.modules() if isinstance(m, Attention)]
     if not choices:
         return "timm", "timm's own attention"
-    paths = Counter(choice.executor for _, choice in choices)
+    paths = Counter(choice.backend for _, choice in choices)
     text = next(iter(paths)) if len(paths) == 1 else " + ".join(f"{n}x{path}" for path, n in paths.items())
     reasons: dict[tuple[str, str], str] = {}
     for name, choice in choices:
-        reasons.setdefault((name, choice.executor), choice.reason)
+        reasons.setdefault((name, choice.backend), choice.reason)
     return text, "; ".join(dict.fromkeys(reasons.values()))
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from .heap import keep_memory
+from .malloc import keep_memory
 
 Call = Callable[[], object]
 Timer = Callable[[Call], float]

@@ -1,4 +1,4 @@
-"""Multiply-accumulates: by formula for our hosts, by running the model for any other, and the one checked by the other.
+"""Multiply-accumulates: by formula for our backbones, by running the model for any other, and the one checked by the other.
 
 A fused multiply-add counts once. The formulas count the function computed, whatever kernel computes it; running counts
 what PyTorch executed (its FlopCounterMode, halved), so the two agree on dense paths and the audit can tell.
@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..attention import Attention, Macs
-from ..backbones import is_host
+from ..backbones import is_backbone
 from ..backbones.cost import Layer, parameters
-from ..convert.slots import exchangeable, find_slots
 from ..errors import UserError
+from ..integrations.slot import exchangeable, find_slots
 from ..sizes import channels, input_size
 
 #: The row of what has no formula in models whose blocks alone are ours to count.
@@ -27,10 +27,10 @@ REST = "all else (counted by running)"
 def layer_costs(model: nn.Module, size: int | tuple[int, int] | None = None) -> list[Layer]:
     """A model's cost layer by layer, for one image of `size` (its own size if none is given).
 
-    Everything in our hosts is counted by formula. Of timm's Swin, PVT v2 and XCiT, at their own size, the blocks are;
+    Everything in our backbones is counted by formula. Of timm's Swin, PVT v2 and XCiT, at their own size, the blocks are;
     what is around them is counted by running, as what they leave of the whole.
     """
-    if is_host(model):
+    if is_backbone(model):
         return model.costs(to_2tuple(size) if size else None)  # type: ignore[operator]
     if not exchangeable(model):
         raise UserError(f"{type(model).__name__} has no formulas for its layers: it can only be counted by running it")
@@ -47,7 +47,7 @@ def layer_costs(model: nn.Module, size: int | tuple[int, int] | None = None) -> 
 
 def count(model: nn.Module, size: int | tuple[int, int] | None = None) -> Macs:
     """Multiply-accumulates of one image: by formula where the model knows its own, otherwise by running it."""
-    if is_host(model):
+    if is_backbone(model):
         return sum((layer.macs for layer in layer_costs(model, size)), start=Macs())
     return count_by_running(model, size)
 

@@ -61,7 +61,7 @@ def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, in
     `more` may say `batch`, `channels`, `threads`, `device` and `dtype`.
     """
     refuse_while_loading("a measurement of memory")
-    # What a user registered must be known to the child, and the same executors must compute there.
+    # What a user registered must be known to the child, and the same backends must compute there.
     same = {"plugins": plugin_files(), "policy": policy()}
     task = {"build": build, "arguments": dict(arguments), "size": list(size), **same, **more}
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]

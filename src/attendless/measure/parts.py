@@ -20,13 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention
-from ..sparse.executor import every_executor
+from ..sparse.backend import every_backend
 
 #: In reading order. `selection` is an attention's choice of keys, or a reducer's of tokens; `core` all else between
 #: the projections; `other` what no part claims: residual additions, layer scale, Python.
 PARTS = ("embedding", "selection", "core", "projections", "mlp", "norms", "head", "other")
 
-# Last names of modules, as timm and our hosts use them.
+# Last names of modules, as timm and our backbones use them.
 _MODULES = {
     "patch_embed": "embedding",
     "downsample": "embedding",
@@ -104,10 +104,10 @@ def _attention(attn: nn.Module) -> Iterator[Place]:
 
 
 def _selections() -> Iterator[Place]:
-    """Executors that choose keys in a step of its own; where choosing and attending are one, all of it is core."""
-    for executor in every_executor():
-        if callable(getattr(executor, "select", None)):
-            yield executor, "select", "selection"
+    """Backends that choose keys in a step of its own; where choosing and attending are one, all of it is core."""
+    for backend in every_backend():
+        if callable(getattr(backend, "select", None)):
+            yield backend, "select", "selection"
 
 
 class _Marks:

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import UserError
 from ..stamp import stamp_line
 from ..storage import atomic
-from .row import Measurement
+from .measurement import Measurement
 
 Point = tuple[float, float]
 

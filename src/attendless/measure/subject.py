@@ -12,18 +12,18 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..attention import Attention
-from ..backbones import LVViT, Pyramid, is_host
+from ..backbones import LVViT, Pyramid, is_backbone
 from ..backbones.block import take_weights
 from ..convert import convert, open_model
-from ..convert.architecture import Blueprint, blueprint
-from ..convert.resize import resize
-from ..convert.slots import exchangeable, find_slots, specs_for
 from ..convert.source import random_weights
 from ..errors import UserError
+from ..integrations.rebuild.architecture import Blueprint, blueprint
+from ..integrations.resize import resize
+from ..integrations.slot import exchangeable, find_slots, specs_for
 from ..options import join_texts
 from ..sizes import channels, input_size, size_text
+from .measurement import made_of
 from .memory import Memory, peak_memory
-from .row import made_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ def attention_of(model: nn.Module) -> str:
     """What a model's layers attend with, in the shortest text; a layer that timm made otherwise goes by its class."""
     if isinstance(model, VisionTransformer) and not converted(model):
         return "full"
-    if is_host(model):
+    if is_backbone(model):
         return str(model.attention)
     if exchangeable(model):
         return join_texts([str(slot.spec or f"timm's {type(slot.attn).__name__}") for slot in find_slots(model)])
@@ -128,7 +128,7 @@ def attention_of(model: nn.Module) -> str:
 
 def tokens_of(model: nn.Module) -> str:
     """What reduces a model's tokens, as a spec; empty if nothing does."""
-    return str(getattr(model, "tokens", "")) if is_host(model) else ""
+    return str(getattr(model, "tokens", "")) if is_backbone(model) else ""
 
 
 def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:

@@ -13,16 +13,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ..attention import Macs
-from ..convert.weights import check_finite
 from ..errors import UserError
+from ..integrations.weights import check_finite
 from ..plugins import refuse_while_loading
 from ..sizes import size_text
 from ..stamp import stamp
 from .clock import Call, Race, device_timer, race
 from .macs import count
 from .memory import Memory, MemoryFull, available
+from .memory_check import check_room, stand_in, told_if_full
 from .parts import Parts, parts
-from .room import check_room, stand_in, told_if_full
 from .subject import Subject, images_for
 from .throughput import best_batch
 
@@ -190,7 +190,7 @@ def _largest_batch(memory: Memory | None, device: torch.device, batch: int, ceil
 
 
 def by_formula(dense: nn.Module, size: tuple[int, int]) -> Macs | None:
-    """The multiply-accumulates of a model that one of our hosts can stand for; None if only running it would tell."""
+    """The multiply-accumulates of a model that one of our backbones can stand for; None if only running it would tell."""
     counted = stand_in(dense)
     return None if counted is None else count(counted, size)
 

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from ..errors import UserError
-from ..measure.heap import keep_memory
+from ..measure.malloc import keep_memory
 from ..predict import Card, Opening
 from .slots import Shape, Slots
 

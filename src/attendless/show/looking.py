@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
-from ..maps import Entry, entry, maps, on_grid, patches_under, rollout
+from ..maps import (
+    Entry,
+    entry,
+    maps,
+    on_grid,
+    patches_under,
+    rollout,
+)
 from . import panels
 from .scene import Scene
 

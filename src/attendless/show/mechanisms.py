@@ -12,7 +12,13 @@ from torch import Tensor
 
 from ..attention import Context, Grid, create
 from ..errors import UserError
-from ..maps import entries, entry, numbers, on_grid, patches_under
+from ..maps import (
+    entries,
+    entry,
+    numbers,
+    on_grid,
+    patches_under,
+)
 from . import panels
 from .looking import seen_closely
 from .scene import Scene

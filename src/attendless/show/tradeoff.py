@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..measure.tradeoff import Candidate, Tuned, points_text
+from ..optimize.tradeoff import Candidate, Tuned, points_text
 from ..palette import COLOURS
 from ..sizes import Size, size_text
 from .figures import new_figure, save_figure

@@ -1,7 +1,7 @@
-"""Which keys to look at (patterns, selection), and how to look at only those (operations and their executors)."""
+"""Which keys to look at (patterns, selection), and how to look at only those (operations and their backends)."""
 
-from . import executors  # noqa: F401 - registers them
+from . import backends  # noqa: F401 - registers them
+from .backend import Backend, Case, Choice, register_backend
 from .dispatch import choose, execution, policy
-from .executor import Case, Choice, Executor, register_executor
 
-__all__ = ["Case", "Choice", "Executor", "choose", "execution", "policy", "register_executor"]
+__all__ = ["Backend", "Case", "Choice", "choose", "execution", "policy", "register_backend"]

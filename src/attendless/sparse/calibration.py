@@ -1,8 +1,8 @@
-"""What each executor costs on this machine: seconds = overhead + multiply-accumulates · rate.
+"""What each backend costs on this machine: seconds = overhead + multiply-accumulates · rate.
 
 A few sizes of each operation take turns for a few seconds, the quickest of each counts, and a line is fitted through
 them. That is done once for a machine, a number of threads, a version of PyTorch and a type of number, and kept as a
-small JSON file in the user's cache folder (`$XDG_CACHE_HOME/attendless`). An executor that came later is measured when
+small JSON file in the user's cache folder (`$XDG_CACHE_HOME/attendless`). An backend that came later is measured when
 it is first asked about. A file that is damaged is made again; a folder that cannot be written to costs no more than
 measuring again in the next process. What was measured while other programs held the processors serves this process,
 which says so, and is not kept.
@@ -31,7 +31,13 @@ from .. import compiled
 from ..plugins import source_of
 from ..stamp import processor
 from ..storage import atomic, cache_folder
-from .executor import Case, Executor, Probe, every_executor, samples
+from .backend import (
+    Backend,
+    Case,
+    Probe,
+    every_backend,
+    samples,
+)
 
 _VERSION = 9
 #: Sides of the square grids measured.
@@ -71,12 +77,12 @@ def edition() -> int:
     return _edition
 
 
-def seconds(executor: Executor, case: Case) -> float | None:
+def seconds(backend: Backend, case: Case) -> float | None:
     """What a call should take on the present number of threads; None if that is not known. It never measures."""
     if case.device != "cpu":
         return None
-    line = known(case.dtype).get(line_name(executor, executor.line(case)))
-    return None if line is None else line.seconds(executor.macs(case))
+    line = known(case.dtype).get(line_name(backend, backend.line(case)))
+    return None if line is None else line.seconds(backend.macs(case))
 
 
 def known(dtype: torch.dtype) -> Lines:
@@ -85,8 +91,8 @@ def known(dtype: torch.dtype) -> Lines:
 
 
 def measured(dtype: torch.dtype = torch.float32) -> Lines:
-    """The lines of every executor for the present number of threads; those missing are measured now, in seconds."""
-    every = {(_key(), dtype, line_name(one)): one for one in every_executor() if one.serves("cpu")}
+    """The lines of every backend for the present number of threads; those missing are measured now, in seconds."""
+    every = {(_key(), dtype, line_name(one)): one for one in every_backend() if one.serves("cpu")}
     missing = {what: one for what, one in every.items() if what not in _tried and not _has(one, dtype)}
     _tried.update(missing)  # one that refuses all there is to try has no cost, however often it is asked
     if missing and (dtype is torch.float32 or survives(dtype)):
@@ -137,12 +143,12 @@ def assumed(lines: Lines, *dtypes: torch.dtype) -> Iterator[None]:
         _edition += 1
 
 
-def line_name(executor: Executor, line: str = "") -> str:
+def line_name(backend: Backend, line: str = "") -> str:
     """`foveal native few`; with a digest of its file if it is a user's own, which may have been edited since. What was
     typed into a console has no file: its lines are this process's, and of this definition."""
-    source, ours = source_of(type(executor)), type(executor).__module__.startswith("attendless.")
-    whose = "" if ours else _edited(source) if source else f"{_UNSAVED}{id(type(executor))}"
-    return " ".join(filter(None, (executor.op, executor.name, whose, line)))
+    source, ours = source_of(type(backend)), type(backend).__module__.startswith("attendless.")
+    whose = "" if ours else _edited(source) if source else f"{_UNSAVED}{id(type(backend))}"
+    return " ".join(filter(None, (backend.op, backend.name, whose, line)))
 
 
 @lru_cache(maxsize=64)
@@ -150,8 +156,8 @@ def _edited(source: str) -> str:
     return hashlib.blake2b(Path(source).read_bytes(), digest_size=4).hexdigest() if source else ""
 
 
-def _has(executor: Executor, dtype: torch.dtype) -> bool:
-    prefix = line_name(executor)
+def _has(backend: Backend, dtype: torch.dtype) -> bool:
+    prefix = line_name(backend)
     return any(name == prefix or name.startswith(f"{prefix} ") for name in known(dtype))
 
 
@@ -162,13 +168,13 @@ def _type(dtype: torch.dtype) -> str:
 # Measuring -----------------------------------------------------------------------------------------------------------
 
 
-def _measure(executors: Sequence[Executor], dtype: torch.dtype) -> tuple[dict[str, Line], bool]:
+def _measure(backends: Sequence[Backend], dtype: torch.dtype) -> tuple[dict[str, Line], bool]:
     """The lines, and whether no other program held the processors at every attempt to measure one of them."""
     found: list[tuple[str, Probe]] = []
     for side in _SIDES:
-        for executor in executors:
-            probes = executor.probe(samples(executor.op, side, dtype))
-            found += [(line_name(executor, probe.line), probe) for probe in probes]
+        for backend in backends:
+            probes = backend.probe(samples(backend.op, side, dtype))
+            found += [(line_name(backend, probe.line), probe) for probe in probes]
     if not found:
         return {}, True
     best, waits = [math.inf] * len(found), [0.0] * len(found)

@@ -1,4 +1,4 @@
-"""Which executor computes a call, and why. It never changes what is computed, only how soon it is there.
+"""Which backend computes a call, and why. It never changes what is computed, only how soon it is there.
 
 One policy, for the whole process, says how to choose:
 
@@ -6,7 +6,7 @@ One policy, for the whole process, says how to choose:
             seconds); otherwise the one of the highest standing. This is the default
     off     always the one of the highest standing: nothing is measured, and convert's break-even counts
             multiply-accumulates
-    NAME    that executor (native, torch, flex, a user's own) wherever it can compute the call
+    NAME    that backend (native, torch, flex, a user's own) wherever it can compute the call
 
 `ATTENDLESS_CHOOSE` in the environment, read once, gives the policy a process starts with; `execution` sets another for
 the length of a `with` block.
@@ -25,7 +25,15 @@ import torch
 
 from ..errors import UserError, unknown
 from . import calibration
-from .executor import Case, Choice, Executor, executor, executor_names, executors, registrations
+from .backend import (
+    Backend,
+    Case,
+    Choice,
+    backend,
+    backend_names,
+    backends,
+    registrations,
+)
 from .full import Whole
 
 SWITCH = "ATTENDLESS_CHOOSE"
@@ -39,9 +47,9 @@ def policy() -> str:
 
 @contextlib.contextmanager
 def execution(policy: str) -> Iterator[None]:
-    """Choose by another policy for a while, in every thread of the process: `auto`, `off` or an executor's name.
+    """Choose by another policy for a while, in every thread of the process: `auto`, `off` or an backend's name.
 
-    A graph that was compiled before keeps the executor it was traced with.
+    A graph that was compiled before keeps the backend it was traced with.
     """
     global _policy
     _check(policy, "execution policy")
@@ -53,8 +61,8 @@ def execution(policy: str) -> Iterator[None]:
 
 
 def _check(asked: str, what: str) -> None:
-    if asked not in ("auto", "off", *executor_names()):
-        raise unknown(what, asked, ("auto", "off", *executor_names()))
+    if asked not in ("auto", "off", *backend_names()):
+        raise unknown(what, asked, ("auto", "off", *backend_names()))
 
 
 def choose(case: Case) -> Choice:
@@ -67,7 +75,7 @@ def choose(case: Case) -> Choice:
 def _choose(case: Case, asked: str, threads: int, edition: int, known: int) -> Choice:
     """`edition` and `known` change whenever an answer might."""
     _check(asked, SWITCH)
-    here = [one for one in executors(case.op) if one.serves(case.device)]
+    here = [one for one in backends(case.op) if one.serves(case.device)]
     refusals = {one.name: one.refuses(case) for one in here}
     able = [one for one in here if not refusals[one.name]]
     if not able:
@@ -100,8 +108,8 @@ def _listed(refusals: dict[str, str]) -> str:
     return "; ".join(f"not {name}: {reason}" for name, reason in refusals.items())
 
 
-def estimates(able: list[Executor], case: Case) -> dict[str, float]:
-    """Seconds each executor should take, for those whose cost is known."""
+def estimates(able: list[Backend], case: Case) -> dict[str, float]:
+    """Seconds each backend should take, for those whose cost is known."""
     found = {one.name: calibration.seconds(one, case) for one in able}
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
@@ -116,8 +124,8 @@ def against_full(case: Case) -> tuple[float, float] | None:
         return None
     calibration.measured(case.dtype)
     full = Case("full", Whole(case.plan.tokens), case.batch, case.heads, case.width, case.dtype)
-    ours = calibration.seconds(executor(case.op, choose(case).executor), case)
-    theirs = calibration.seconds(executor("full", choose(full).executor), full)
+    ours = calibration.seconds(backend(case.op, choose(case).backend), case)
+    theirs = calibration.seconds(backend("full", choose(full).backend), full)
     return None if ours is None or theirs is None else (ours, theirs)
 
 
@@ -138,11 +146,11 @@ def run(case: Case, *tensors: Any, **more: Any) -> Any:
     """Compute a call by whoever is chosen."""
     refuse_tracing(case.op)
     if not compiling():
-        return executor(case.op, choose(case).executor).run(case, *tensors, **more)
+        return backend(case.op, choose(case).backend).run(case, *tensors, **more)
     plan = (type(case.plan), dataclasses.astuple(case.plan))
     numbers = (case.batch, case.heads, case.width)
     name = _name_in_graph(case.op, *plan, numbers, case.dtype, case.device, case.dropout)
-    return executor(case.op, name).run(case, *tensors, **more)
+    return backend(case.op, name).run(case, *tensors, **more)
 
 
 @torch.compiler.assume_constant_result
@@ -150,7 +158,7 @@ def _name_in_graph(
     op: str, kind: Any, plan: tuple, numbers: tuple[int, int, int], dtype: torch.dtype, device: str, dropout: float
 ) -> str:
     """A compiler takes the answer for a constant of the graph, so it is asked for in plain numbers and names."""
-    return choose(Case(op, kind(*plan), *numbers, dtype, device, dropout)).executor
+    return choose(Case(op, kind(*plan), *numbers, dtype, device, dropout)).backend
 
 
 def milliseconds(seconds: float) -> str:

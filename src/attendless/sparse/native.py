@@ -20,7 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..compiled import available, forced, instruction_set, instruction_sets, kernels, reason
+from ..compiled import (
+    available,
+    forced,
+    instruction_set,
+    instruction_sets,
+    kernels,
+    reason,
+)
 from ..errors import UserError
 from . import arrays
 from .merging import Merging

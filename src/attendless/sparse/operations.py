@@ -1,4 +1,4 @@
-"""The operations that attentions and reducers are made of, each computed by whichever executor `dispatch` chooses.
+"""The operations that attentions and reducers are made of, each computed by whichever backend `dispatch` chooses.
 
     full         softmax(q kᵀ) v, by PyTorch's fused kernel; here only as what the others are measured against
     remaining    the same over the tokens that reducers left, each of which may stand for several
@@ -24,9 +24,9 @@ from torch import Tensor
 from . import basis, blocks, dispatch, patterns
 from . import foveal as foveal_definition
 from . import full as full_definition
+from .backend import Case, Sample, sampled
 from .basis import Rest
 from .blocks import Plan, plan
-from .executor import Case, Sample, sampled
 from .foveal import Layout
 from .full import Whole
 from .merging import Merged, Merging

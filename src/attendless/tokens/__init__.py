@@ -4,8 +4,14 @@ import sys
 
 from ..plugins import import_package
 from .calibrate import calibrate
-from .contract import Reducer
-from .registry import NONE, create_reducers, parse_tokens, reducers, register_reducer
+from .interface import Reducer
+from .registry import (
+    NONE,
+    create_reducers,
+    parse_tokens,
+    reducers,
+    register_reducer,
+)
 
 import_package(sys.modules[__name__])
 

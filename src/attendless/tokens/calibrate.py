@@ -27,7 +27,7 @@ _BATCH = 16
 
 @torch.inference_mode()
 def calibrate(
-    host: Any,
+    backbone: Any,
     images: Tensor,
     threshold: float = 0.9,
     *,
@@ -36,34 +36,36 @@ def calibrate(
     window: int = 0,
     protect: float = 0.0,
 ) -> str:
-    """The `tome` spec that merges, in each layer of `host` from `start` on, as many tokens as are on average more alike
+    """The `tome` spec that merges, in each layer of `backbone` from `start` on, as many tokens as are on average more alike
     than `threshold` on unlabelled, preprocessed `images` [n, 3, H, W]; never more than `ceiling`, nor than half.
 
-    `host` is a model of ours, converted or not; it is left as it is. `window` and `protect` are `tome`'s. With
+    `backbone` is a model of ours, converted or not; it is left as it is. `window` and `protect` are `tome`'s. With
     `protect`, what is compared with the threshold is a pair's similarity less protect · log(attention of the class
     token to the patch that would go), which can be far above 1.
     """
-    if not hasattr(host, "set_tokens"):
-        raise UserError(f"calibrate: got {type(host).__name__}, expected a converted model: attendless.convert(model)")
+    if not hasattr(backbone, "set_tokens"):
+        raise UserError(
+            f"calibrate: got {type(backbone).__name__}, expected a converted model: attendless.convert(model)"
+        )
     if not len(images):
         raise UserError("calibrate: got no images, expected a few dozen")
     if not threshold == threshold or (ceiling is not None and ceiling < 0):
         raise UserError(f"calibrate: threshold={threshold}, ceiling={ceiling}: expected a number, and 0 or more")
-    host = copy.deepcopy(host).eval()
-    blocks, states = list(host.blocks), [host.embed(chunk) for chunk in images.split(_BATCH)]
+    backbone = copy.deepcopy(backbone).eval()
+    blocks, states = list(backbone.blocks), [backbone.embed(chunk) for chunk in images.split(_BATCH)]
     found = Spec("tome", ToMeOptions(r=(0,) * len(blocks), window=window, protect=protect))
     for layer, block in enumerate(blocks):
         if layer >= start:
             # What a layer cannot merge by, it says here; then the reducer that would stand there counts first.
-            host.set_tokens(_with(found, layer, 1))
+            backbone.set_tokens(_with(found, layer, 1))
             block.reducer = counter = _Counter(0, 0, found.options, layer=layer, depth=len(blocks))
             counter.threshold = threshold
             for x, context in states:
-                host.run_layers(x, context, start=layer, stop=layer + 1)
+                backbone.run_layers(x, context, start=layer, stop=layer + 1)
             pairs = round(counter.pairs / len(images))
             found = _with(found, layer, pairs if ceiling is None else min(pairs, ceiling))
-            host.set_tokens(found)
-        states = [host.run_layers(x, context, start=layer, stop=layer + 1) for x, context in states]
+            backbone.set_tokens(found)
+        states = [backbone.run_layers(x, context, start=layer, stop=layer + 1) for x, context in states]
     return str(found)
 
 

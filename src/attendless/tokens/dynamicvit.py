@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from .. import options
 from ..attention import Context, Grid, Macs
-from .contract import Reducer
+from .interface import Reducer
 from .keeping import keep
 from .registry import register_reducer
 

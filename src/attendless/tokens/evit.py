@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .. import options
 from ..attention import Context, Grid
-from .contract import Reducer
+from .interface import Reducer
 from .keeping import keep
 from .registry import register_reducer
 

@@ -8,7 +8,7 @@ from .. import options as specs
 from ..errors import UserError
 from ..options import Spec
 from ..plugins import enter
-from .contract import Reducer
+from .interface import Reducer
 
 #: What is written for "no token reduction".
 NONE = "none"

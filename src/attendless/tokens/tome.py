@@ -23,7 +23,7 @@ from ..attention import Context, Grid, Macs
 from ..errors import UserError
 from ..sparse import merging, operations
 from ..sparse.merging import Merging
-from .contract import Reducer
+from .interface import Reducer
 from .registry import register_reducer
 
 

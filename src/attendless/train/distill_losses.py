@@ -25,10 +25,17 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..attention import Context
-from ..backbones.columnar import ColumnarHost
+from ..backbones.columnar import ColumnarBackbone
 from ..errors import UserError
 from .labelling import Box, draw_box, patch_answers
-from .objective import Output, answers_patches, collect, outputs, soft_cross_entropy, weighted
+from .objective import (
+    Output,
+    answers_patches,
+    collect,
+    outputs,
+    soft_cross_entropy,
+    weighted,
+)
 
 
 class Distillation(nn.Module):
@@ -40,9 +47,11 @@ class Distillation(nn.Module):
         self.temperature = self.weights.pop("temperature", 1.0)
         self.mixtoken = self.weights.pop("mixtoken", 0.0)
         self._teacher = (teacher,)
-        if self.weights.get("maps") and not (isinstance(student, ColumnarHost) and isinstance(teacher, ColumnarHost)):
+        if self.weights.get("maps") and not (
+            isinstance(student, ColumnarBackbone) and isinstance(teacher, ColumnarBackbone)
+        ):
             raise UserError("the maps loss goes through both models layer by layer: it needs columnar models")
-        if self.mixtoken and not isinstance(student, ColumnarHost):
+        if self.mixtoken and not isinstance(student, ColumnarBackbone):
             raise UserError("mixtoken mixes the tokens of whole grids: it needs a columnar model")
         if self.weights.get("patches") and not answers_patches(student):
             raise UserError(
@@ -61,12 +70,12 @@ class Distillation(nn.Module):
                 taught = outputs(teacher, images)
         lessons = None if taught is None else Lessons.of(teacher, taught, patches=bool(weights.get("patches")))
         if self.mixtoken:
-            host: Any = self.model
-            x, context = host.embed(images)
+            backbone: Any = self.model
+            x, context = backbone.embed(images)
             box = draw_box(context.grid, self.mixtoken, x.device)
             targets, lessons = box.images(targets), None if lessons is None else lessons.mixed(box)
-            x, context = host.run_layers(box.tokens(x, context.grid.prefix), context)
-            found = collect(host, host.norm(x), context)
+            x, context = backbone.run_layers(box.tokens(x, context.grid.prefix), context)
+            found = collect(backbone, backbone.norm(x), context)
         else:
             found = outputs(self.model, images)
         if weights.get("label"):

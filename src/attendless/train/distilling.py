@@ -13,10 +13,10 @@ from torch import nn
 from ..convert import convert, open_model
 from ..convert.fit import fit, fits
 from ..convert.predictor import predicts, save_predictor
-from ..convert.slots import find_slots
 from ..data.labels import NO_LABELS, class_names, match_labels
 from ..data.opening import open_splits
 from ..errors import UserError, unknown
+from ..integrations.slot import find_slots
 from ..measure.accuracy import load_images, preprocessing
 from ..options import Options, option, parse_options
 from ..randomness import WEIGHTS, randomness
@@ -26,7 +26,14 @@ from .distill_losses import Distillation
 from .objective import answers_patches
 from .recipe import RANDAUG, Recipe, Run, replace_fields
 from .state import Phase
-from .training import Begin, Result, as_model_wants, finish, model_text, set_drop
+from .training import (
+    Begin,
+    Result,
+    as_model_wants,
+    finish,
+    model_text,
+    set_drop,
+)
 
 #: How many pictures an attention that can be fitted without training is fitted to, before it learns.
 FITTED_TO = 32

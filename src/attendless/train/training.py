@@ -16,7 +16,7 @@ from timm.data import resolve_model_data_config
 from timm.layers import DropPath
 from torch import nn
 
-from ..backbones import is_host
+from ..backbones import is_backbone
 from ..backbones.weights import start_attentions
 from ..convert import open_model
 from ..convert.files import plan_of, save
@@ -139,7 +139,7 @@ def set_drop(model: Any, chosen: Learning) -> None:
             for name in ("drop_path", "drop_path1", "drop_path2"):
                 if hasattr(module, name):
                     setattr(module, name, DropPath(rate) if rate else nn.Identity())
-        if is_host(model):  # and the branches that attentions have of their own
+        if is_backbone(model):  # and the branches that attentions have of their own
             start_attentions(model.blocks, scratch=False)
     if chosen.drop:
         for name, module in model.named_modules():

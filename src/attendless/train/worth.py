@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..convert.breakeven import breakeven
-from ..convert.slots import exchangeable, find_slots
+from ..integrations.slot import exchangeable, find_slots
 from ..sizes import size_text
 
 

@@ -1,0 +1,161 @@
+"""What both backbones share: layers run one after the other, each leaving what the next one reads, and what they cost.
+
+A backbone is a flat row of layers, whatever stages it has. It says what a layer is (`blocks`), what happens around it
+(`run_layer`: a pyramid shrinks the grid before the first of a stage), and what stands before and after (`embed`,
+`norm`, `forward_head`). Everything that goes through a model layer by layer goes through `walk`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import Attention, Context, Grid, Spec
+from ..attention.values import ENTRIES
+from ..errors import UserError
+from ..tokens import create_reducers, parse_tokens
+
+
+class Step(NamedTuple):
+    """A layer about to be run: its number, the tokens and the context that enter it."""
+
+    number: int
+    x: Tensor
+    context: Context
+
+
+class Backbone:
+    """A model whose blocks pass the context."""
+
+    blocks: Any
+    #: Whether `forward` shall leave out of the last layer what its answer does not need.
+    readout: bool = False
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether the answer is read from prefix tokens alone, which may then leave the last layer without the rest."""
+        return False
+
+    @property
+    def reads_out(self) -> bool:
+        """Whether they do: it is asked for, and the answer is read so."""
+        return self.readout and self.reads_prefix
+
+    def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+        """Run one layer, with what belongs to it. The context says in `wants` what it must leave."""
+        raise NotImplementedError(f"{type(self).__name__} does not define run_layer")
+
+    def walk(self, x: Tensor, context: Context, start: int = 0, stop: int | None = None) -> Iterator[Step]:
+        """Run the layers from `start` up to `stop`; before each, and once after the last, say where we are."""
+        wants = self.wants()
+        last = len(wants) if stop is None else stop
+        for number in range(start, last):
+            context = context.wanting(wants[number])
+            yield Step(number, x, context)
+            x, context = self.run_layer(number, x, context)
+        yield Step(last, x, context)
+
+    def run_layers(
+        self, x: Tensor, context: Context, start: int = 0, stop: int | None = None
+    ) -> tuple[Tensor, Context]:
+        """Run the layers from `start` up to `stop`: tokens and context after the last."""
+        for _, after, left in self.walk(x, context, start, stop):
+            x, context = after, left
+        return x, context
+
+    def wants(self) -> list[frozenset[str]]:
+        """What each layer must leave in the context: what the attention of the next one reads."""
+        reads = [block.attn.reads for block in self.blocks]
+        return [*reads[1:], frozenset()]
+
+    @property
+    def tokens(self) -> str:
+        """What reduces the tokens, as a spec; empty if nothing does."""
+        return next((str(block.reducer.spec) for block in self.blocks if block.reducer is not None), "")
+
+    def set_tokens(self, tokens: str | Spec) -> None:
+        """Let `tokens` (`tome:r=8`) reduce the tokens from now on; `none` takes away what does."""
+        spec = parse_tokens(tokens)
+        blocks = list(self.blocks)
+        found = {} if spec is None else create_reducers(spec, blocks[0].attn.dim, blocks[0].attn.head_dim, len(blocks))
+        before = [block.reducer for block in blocks]
+        for number, block in enumerate(blocks):
+            block.reducer = found.get(number)
+            if block.reducer is not None:
+                weight = block.attn.qkv.weight
+                block.reducer.to(weight.device, weight.dtype).train(block.training)
+        try:
+            self.check_order()
+        except UserError:
+            for block, reducer in zip(blocks, before, strict=True):
+                block.reducer = reducer
+            raise
+
+    def check_order(self) -> None:
+        """Raise unless every attention and reducer finds what it reads, and every attention can serve its grid."""
+        raise NotImplementedError(f"{type(self).__name__} does not define check_order")
+
+    def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
+        """`forward_features` together with the context the last layer left: extra losses, the final grid."""
+        x, context = self.run_layers(*self.embed(images))
+        return self.norm(x), context
+
+    def answer(self, x: Tensor, grid: Grid) -> Tensor:
+        """The model's answer, given the normed tokens x that the last layer left on `grid`. In a mean, a merged one
+        counts for all that it stands for."""
+        return self.forward_head(grid.balanced(x) if self.global_pool == "avg" else x)
+
+    def embed(self, images: Tensor) -> tuple[Tensor, Context]:
+        """Images → the tokens that enter the first layer, and the context they start with."""
+        raise NotImplementedError(f"{type(self).__name__} does not define embed")
+
+    norm: Any
+    forward_head: Any
+    global_pool: Any
+
+
+class Place(NamedTuple):
+    """A layer of a stage: its name, its attention (perhaps a foreign module), and its reducer."""
+
+    name: str
+    attention: Any
+    reducer: Any = None
+
+
+def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
+    """Raise unless everything in a stage finds what it reads: an attention in what the layer before leaves, a reducer
+    in what the attention of its own layer leaves. `entered`: the first finds what the stage before left."""
+    for before, place in zip([None, *places], places, strict=False):
+        for entry in sorted(getattr(place.attention, "reads", ())):
+            what = f"attention {place.attention.spec} in {place.name} reads the {entry} of the layer before"
+            if entry not in ENTRIES:
+                raise UserError(f"{what}: there are only {', '.join(ENTRIES)}")
+            if before is None and entered:
+                continue
+            if before is None:
+                raise UserError(f"{what}, but it stands first")
+            if entry not in getattr(before.attention, "provides", ()):
+                raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it")
+            if entry == "scores" and (why := place.attention.misreads(before.attention)):
+                raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it: {why}")
+            if before.reducer is not None:
+                raise UserError(f"{what}, but {before.reducer.name} in {before.name} takes tokens away in between")
+        for entry in sorted(getattr(place.reducer, "reads", ())):
+            if entry not in getattr(place.attention, "provides", ()):
+                whose = f"the {entry} of {_called(place.attention)}, which cannot leave it"
+                raise UserError(f"reducer {place.reducer.name} in {place.name} reads {whose}")
+
+
+def watched(module: nn.Module) -> bool:
+    """Whether somebody has a hook in a module. A compiler does not ask: it sees the calls themselves."""
+    if torch.compiler.is_compiling():
+        return False
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(part, kind) for part in module.modules() for kind in kinds)
+
+
+def _called(attention: Any) -> str:
+    return str(attention.spec) if isinstance(attention, Attention) else type(attention).__name__

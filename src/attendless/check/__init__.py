@@ -1,0 +1,1 @@
+"""Interface checks: the rules that every attention and every token reducer keeps."""

@@ -1,7 +1,0 @@
-"""Attentions of other libraries' models, adapted in place."""
-
-from .attentions import ADAPTED, REFUSED
-from .contract import Adapted, AdaptedTokens, adapted_modules, put, take_out
-from .where import Where
-
-__all__ = ["ADAPTED", "REFUSED", "Adapted", "AdaptedTokens", "Where", "adapted_modules", "put", "take_out"]

@@ -1,0 +1,1 @@
+"""Hugging Face's vision models, through transformers' AttentionInterface."""

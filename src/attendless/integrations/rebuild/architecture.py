@@ -1,0 +1,243 @@
+"""A model's architecture as plain data: what its host's constructor must be given to build it again.
+
+A model does not remember its constructor's arguments, so they are read off its modules. Whether that succeeded is not
+left to hope: the model is built again from the description, without memory for weights, and every leaf module, every
+plain value and every weight's shape is compared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import timm
+import torch
+from timm.layers import DropPath
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from ...attention import Attention, Spec, parse
+from ...backbones import (
+    BBViT,
+    CeiT,
+    Columnar,
+    ColumnarDistilled,
+    LVViT,
+    Pyramid,
+    Stemmed,
+)
+from ...errors import UserError, unknown
+from ...sizes import input_size, model_name
+from ..resize import resize
+from ..slot import exchangeable, find_slots
+from ..timm_inplace import slots as inplace
+from .arguments import (
+    bbvit,
+    ceit,
+    column,
+    layer,
+    pyramid,
+    stemmed,
+)
+
+HOSTS: dict[str, type[nn.Module]] = {
+    "columnar": Columnar,
+    "columnar_distilled": ColumnarDistilled,
+    "lvvit": LVViT,
+    "stemmed": Stemmed,
+    "ceit": CeiT,
+    "bbvit": BBViT,
+    "pyramid": Pyramid,
+}
+#: Of each kind of model: the host it is built as, and how its arguments are read.
+_READ: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
+    VisionTransformer: ("columnar", column),
+    Columnar: ("columnar", column),
+    VisionTransformerDistilled: ("columnar_distilled", column),
+    ColumnarDistilled: ("columnar_distilled", column),
+    LVViT: ("lvvit", stemmed),
+    Stemmed: ("stemmed", stemmed),
+    CeiT: ("ceit", ceit),
+    BBViT: ("bbvit", bbvit),
+    Pyramid: ("pyramid", pyramid),
+}
+#: Hosts that are a model of timm's, and can be built as that.
+_TIMMS: dict[str, type[nn.Module]] = {"columnar": VisionTransformer, "columnar_distilled": VisionTransformerDistilled}
+_ABSENT_IN_EVAL = (nn.Identity, nn.Dropout, DropPath)
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """The name of a host and its constructor's arguments, all of them JSON."""
+
+    host: str
+    arguments: dict[str, Any]
+
+    def build(self, attention: str | list[Spec] = "full") -> nn.Module:
+        """The model with weights yet to be loaded: what they are now is not to be relied on."""
+        given: Any = attention
+        if self.host == "pyramid" and not isinstance(attention, str):
+            rest = iter(attention)
+            given = [[spec for _, spec in zip(range(depth), rest, strict=False)] for depth in self.arguments["depths"]]
+        return self._host()(**self._arguments(), attention=given)
+
+    def original(self) -> nn.Module:
+        """timm's own model, with its own fused attention; its weights too are yet to be loaded."""
+        if self.host not in _TIMMS:
+            raise UserError(f"the {self.host} host has no counterpart in timm")
+        return _TIMMS[self.host](**self._arguments())
+
+    def _host(self) -> type[nn.Module]:
+        if self.host not in HOSTS:
+            raise unknown("host", self.host, HOSTS)
+        return HOSTS[self.host]
+
+    def _arguments(self) -> dict[str, Any]:
+        layers = {name: layer(value) for name, value in self.arguments.items() if name.endswith("_layer")}
+        skip = {"weight_init": "skip"} if self.host in ("columnar", "lvvit", "stemmed", "ceit", "bbvit") else {}
+        return {**self.arguments, **layers, **skip}
+
+
+def describes(model: nn.Module) -> bool:
+    return type(model) in _READ
+
+
+def describe(model: Any) -> Description:
+    """The description of a timm `VisionTransformer` or of one of our hosts; what cannot be described is named."""
+    if not describes(model):
+        known = ", ".join(sorted({cls.__name__ for cls in _READ}))
+        raise UserError(f"{type(model).__name__} is not supported: expected one of {known}")
+    host, arguments = _READ[type(model)]
+    description = Description(host, arguments(model))
+    specs = [block.attn.spec for block in model.blocks if isinstance(block.attn, Attention)]
+    found = differences(model, _empty(description, specs or "full"))
+    if found:
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        raise UserError(f"this {type(model).__name__} cannot be rebuilt: {'; '.join(found[:3])}{more}")
+    return description
+
+
+def _empty(description: Description, attention: str | list[Spec]) -> nn.Module:
+    """The model without memory for its weights."""
+    try:
+        with torch.device("meta"):
+            return description.build(attention)
+    except RuntimeError:  # timm before 1.0.21 reads values of tensors while it builds
+        return description.build(attention)
+
+
+def differences(model: nn.Module, rebuilt: nn.Module) -> list[str]:
+    """What differs between two models, part by part. What a mechanism adds, and reducers, do not count."""
+    ours, theirs = _structure(model), _structure(rebuilt)
+    added = {name for name in ours if (".attn." in name or ".reducer" in name) and name not in theirs}
+    found = [
+        f"{name} is {ours.get(name, 'absent')}, rebuilt as {theirs.get(name, 'absent')}"
+        for name in sorted((ours.keys() - added) | theirs.keys())
+        if ours.get(name) != theirs.get(name)
+    ]
+    # Values that change what a module computes without showing when it prints, such as which half of a GLU is the gate.
+    twins = dict(rebuilt.named_modules())
+    for name, module in model.named_modules():
+        mine, other = _values(module), _values(twins[name]) if name in twins else {}
+        found += [
+            f"{name}.{key}={mine[key]!r}, rebuilt as {other[key]!r}"
+            for key in mine.keys() & other.keys()
+            if mine[key] != other[key]
+        ]
+    return found
+
+
+def _structure(model: nn.Module) -> dict[str, str]:
+    """Every leaf module as it prints (type, sizes, eps) and every weight's shape; dropout does not count."""
+    leaves = {name: module for name, module in model.named_modules() if not any(module.children())}
+    parts = {name: repr(leaf) for name, leaf in leaves.items() if not isinstance(leaf, _ABSENT_IN_EVAL)}
+    shapes = {name: f"shaped {tuple(value.shape)}" for name, value in model.state_dict().items()}
+    return parts | shapes
+
+
+def _values(module: nn.Module) -> dict[str, Any]:
+    """A module's public attributes that are plain values."""
+    if isinstance(module, _ABSENT_IN_EVAL):
+        return {}
+    skip = {"training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training", "init_values"}
+    skip |= {"readout"}  # a blueprint says it
+    plain = (bool, int, float, str, tuple)
+    return {k: v for k, v in vars(module).items() if isinstance(v, plain) and k[0] != "_" and k not in skip}
+
+
+# With the attention of every layer ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Blueprint:
+    """`attention` has the spec of every layer, or None where a model of timm's keeps its own; `tokens` the spec of what
+    reduces the tokens, or nothing; `readout` is the host's."""
+
+    description: Description
+    attention: tuple[str | None, ...]
+    tokens: str = ""
+    readout: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        more = {name: value for name in ("tokens", "readout") if (value := getattr(self, name))}
+        return {**dataclasses.asdict(self.description), "attention": list(self.attention), **more}
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any]) -> Blueprint:
+        description = Description(str(found["host"]), dict(found["arguments"]))
+        readout = bool(found.get("readout", False))
+        return cls(description, tuple(found["attention"]), str(found.get("tokens", "")), readout)
+
+    def build(self) -> Any:
+        """The model, its weights yet to be loaded."""
+        if self.description.host != "timm":
+            host: Any = self.description.build([parse(text or "full") for text in self.attention])
+            host.set_tokens(self.tokens)
+            host.readout = self.readout
+            return host
+        model = _by_name(**self.description.arguments)
+        slots = find_slots(model)
+        if len(slots) != len(self.attention):
+            raise UserError(f"{model_name(model)} has {len(slots)} layers, not {len(self.attention)}")
+        for slot, text in zip(slots, self.attention, strict=True):
+            if text is not None and str(slot.spec) != text:
+                slot.put(slot.make(parse(text)))
+        return model
+
+
+def blueprint(model: Any) -> Blueprint:
+    """The blueprint of a host, of a timm `VisionTransformer`, or of a model that timm built by its name."""
+    if describes(model) and inplace.supports(model):
+        raise UserError(
+            f"this {type(model).__name__} was patched in place, which no file describes: save what attendless.convert "
+            "makes of the model as it was before (attendless.unpatch)"
+        )
+    if describes(model):
+        description = describe(model)
+        layers = tuple(str(getattr(block.attn, "spec", "full")) for block in model.blocks)
+        return Blueprint(description, layers, getattr(model, "tokens", ""), getattr(model, "readout", False))
+    name = model_name(model)
+    if not timm.is_model(name) or not exchangeable(model):
+        raise UserError(
+            f"this {type(model).__name__} cannot be saved: a file can describe timm's VisionTransformer, and other "
+            "models that attendless converts if they were built by a name timm knows"
+        )
+    arguments = {"name": name, "num_classes": _classes(model), "size": list(input_size(model))}
+    specs = [slot.spec for slot in find_slots(model)]
+    found = Blueprint(Description("timm", arguments), tuple(None if spec is None else str(spec) for spec in specs))
+    if wrong := differences(model, found.build()):
+        raise UserError(f"this {type(model).__name__} cannot be saved: it is not {name} any more: {wrong[0]}")
+    return found
+
+
+def _by_name(name: str, num_classes: int, size: list[int]) -> Any:
+    model = timm.create_model(name, num_classes=num_classes)
+    if input_size(model) != tuple(size):
+        resize(model, (size[0], size[1]))
+    return model
+
+
+def _classes(model: Any) -> int:
+    return int(model.num_classes)

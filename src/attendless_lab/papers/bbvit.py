@@ -1,0 +1,170 @@
+"""Tables of "'Sufficient' Attention Is All You Need" (BBViT, Shivasankaran V P), and the patterns of its figure.
+
+The paper means by R, W and G which *keys* a query sees; its released code switches which blocks of *queries* answer at
+all, and the others output zeros. Both are built here: `bigbird:form=1d,window=0,…` and `bigbird:form=1d,gate=…`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import timm
+import torch
+from torch.nn import functional as F
+
+from attendless.attention import Grid, create
+from attendless.backbones.cost import parameters
+from attendless.measure.clock import device_timer, warm_up
+
+from . import rules
+from .table import Row, Table, register_table
+
+SOURCE = "BBViT (Shivasankaran V P, \"'Sufficient' Attention Is All You Need\")"
+PAIRS = "pairs: the share of all pairs of tokens that attend, over heads and layers"
+KEYS = "by keys: R, W and G say which keys each query sees, as the paper describes them; prefix tokens see all"
+GATES = "by queries: R, W and G say which blocks of queries answer, each with the whole pattern, as the code has it"
+
+#: Row of Table 2 → which of R, W and G it has (none: full attention), printed top-1.
+PATTERNS = {
+    "ViT": ("", "53.33"),
+    "BBViT": ("RWG", "64.58"),
+    "BBViT-R": ("R", "59.37"),
+    "BBViT-W": ("W", "64.25"),
+    "BBViT-G": ("G", "62.29"),
+    "BBViT-R+W": ("RW", "63.39"),
+    "BBViT-W+G": ("WG", "65.66"),
+    "BBViT-R+G": ("RG", "62.39"),
+}
+#: The length of its training, in pictures: 200 epochs of Imagenette.
+EPOCHS, PICTURES, BATCH = 200, 9469, 16
+
+_TRAINED = (
+    "200 epochs of Imagenette at {size} px, not re-run: `attendless train {model} --attention {attention} "
+    "--recipe bbvit`, hours by `--time`; at small scale: docs/bbvit.md"
+)
+_README = {
+    "BBViT-W": "the repository's page has 66.25, which would make it the best",
+    "BBViT-G": "the repository's page has it and R+G the other way round",
+    "BBViT-R+G": "the repository's page has it and G the other way round",
+}
+_WHY = {
+    "ViT-Tiny": "at the stated 184 px; with 2,210 tokens (376 px) {} M, which no source states",
+    "BBViT-Tiny": "at the stated 184 px; with 2,210 tokens (376 px) {} M, which no source states",
+    "BBViT-Moderate": "rounds to 45.4; printed as if rounded twice",
+}
+_TABLE_1 = {
+    "ViT-Tiny": ("bbvit_vit_tiny", "7.5"),
+    "BBViT-Tiny": ("bbvit_tiny", "6.8"),
+    "ViT-Moderate": ("bbvit_vit_moderate", "51.7"),
+    "BBViT-Moderate": ("bbvit_moderate", "45.5"),
+}
+
+
+def by_keys(letters: str, block: int | None = None) -> str:
+    """The attention in which R, W and G are keys; full attention if there are none of them."""
+    if not letters:
+        return "full"
+    off = {"R": "random=0", "W": "window=0", "G": "globals=0"}
+    sized = [] if block is None else [f"block={block}"]
+    return "bigbird:" + ",".join(["form=1d", *sized, *(text for letter, text in off.items() if letter not in letters)])
+
+
+def by_queries(letters: str, block: int | None = None) -> str:
+    """The attention in which R, W and G are blocks of queries."""
+    if not letters:
+        return "full"
+    sized = [] if block is None else [f"block={block}"]
+    return "bigbird:" + ",".join(["form=1d", *sized, *([] if letters == "RWG" else [f"gate={letters}"])])
+
+
+def pairs(attention: str, grid: Grid, heads: int) -> float:
+    """The share of all pairs of tokens that attend, in per cent."""
+    made = create(f"{attention},seed=0" if attention != "full" else attention, 64 * heads, heads, grid=grid)
+    return 100 * made.core_macs(grid) / (2 * grid.tokens**2 * made.attn_dim)
+
+
+def _empty(name: str, **arguments: Any) -> Any:
+    with torch.device("meta"):
+        return timm.create_model(name, **arguments)
+
+
+def _table_1() -> Iterator[Row]:
+    counted = {row: parameters(_empty(model)) for row, (model, _) in _TABLE_1.items()}
+    for row, (model, printed) in _TABLE_1.items():
+        larger = f"{parameters(_empty(model, img_size=376)) / 1e6:.2f}" if row.endswith("Tiny") else ""
+        yield Row(row, "parameters", "M", printed, counted[row], _WHY.get(row, "").format(larger))
+    for size in ("Tiny", "Moderate"):
+        gap = counted[f"ViT-{size}"] - counted[f"BBViT-{size}"]
+        why = "all of it: BBViT's code has no output projection, and biases for q, k and v; patterns have no weights"
+        yield Row(f"ViT-{size} − BBViT-{size}", "parameters", "M", "", gap, why)
+
+
+def _table_2() -> Iterator[Row]:
+    grid, heads = Grid(23, 23, 1), 8
+    for row, (letters, top1) in PATTERNS.items():
+        attention = by_keys(letters)
+        model = "bbvit_tiny" if letters else "bbvit_vit_tiny"
+        trained = _TRAINED.format(size=184, model=model, attention=attention)
+        yield Row(row, "top-1", "%", top1, None, "; ".join(filter(None, [_README.get(row, ""), trained])))
+        yield Row(row, "pairs by keys", "%", "", pairs(attention, grid, heads), attention)
+        if letters:
+            gated = by_queries(letters)
+            yield Row(row, "pairs by queries", "%", "", pairs(gated, grid, heads), gated)
+        yield Row(row, "FLOPs", "G", "", rules.total(timm.create_model(model, attention=attention)))
+
+
+def _table_3() -> Iterator[Row]:
+    for row, model, attention, top1 in (
+        ("ViT", "bbvit_vit_moderate", "full", "75.89"),
+        ("BBViT", "bbvit_moderate", "bigbird:form=1d", "73.85"),
+    ):
+        trained = _TRAINED.format(size=368, model=model, attention=attention)
+        yield Row(row, "top-1", "%", top1, None, f"{trained}; pool: the code leaves it at the class token here")
+        yield Row(row, "pairs by keys", "%", "", pairs(attention, Grid(23, 23, 1), 16), attention)
+        yield Row(row, "FLOPs", "G", "", rules.total(timm.create_model(model, attention=attention)))
+
+
+def _figure_1() -> Iterator[Row]:
+    """What the figure draws, counted: each pattern alone and together, in the paper's 530 tokens."""
+    grid = Grid(23, 23, 1)
+    for name, letters in (("random", "R"), ("window", "W"), ("global", "G"), ("BigBird", "RWG")):
+        yield Row(name, "pairs by keys", "%", "", pairs(by_keys(letters), grid, 8), by_keys(letters))
+
+
+def training_seconds(model: Any, size: int) -> float:
+    """Seconds that the paper's training would take here, from a few steps of it, forward and backward."""
+    model.train()
+    images = torch.randn(BATCH, 3, size, size, generator=torch.Generator().manual_seed(0))
+    labels = torch.zeros(BATCH, dtype=torch.long)
+    step = warm_up(lambda: F.cross_entropy(model(images), labels).backward(), device_timer())
+    return step / BATCH * PICTURES * EPOCHS
+
+
+def _timed(size: int, models: dict[str, tuple[str, str]]) -> Iterator[Row]:
+    note = f"{EPOCHS} epochs of {PICTURES:,} pictures, estimated from a few steps of {BATCH} on this machine"
+    for row, (model, attention) in models.items():
+        yield Row(row, "training", "h", "", training_seconds(timm.create_model(model, attention=attention), size), note)
+
+
+def _table_2_timed() -> Iterator[Row]:
+    models = {
+        r: ("bbvit_tiny" if letters else "bbvit_vit_tiny", by_keys(letters)) for r, (letters, _) in PATTERNS.items()
+    }
+    return _timed(184, models)
+
+
+def _table_3_timed() -> Iterator[Row]:
+    return _timed(368, {"ViT": ("bbvit_vit_moderate", "full"), "BBViT": ("bbvit_moderate", "bigbird:form=1d")})
+
+
+_SMALL = ("counted", "timed", "trained at small scale", "top-1 at full scale: 200 epochs of Imagenette, days on a CPU")
+_DRAWN = "drawn: attendless show IMAGE --model MODEL --figure bbvit-1 --out F.png"
+_RULES = (PAIRS, KEYS, GATES)
+for _name, _title, _here, _rules, _counts, _times in (
+    ("1", "Table 1: parameters", ("counted",), (), _table_1, None),
+    ("2", "Table 2: patterns, Tiny (184 px, patches of 8)", _SMALL, (rules.TOTAL, *_RULES), _table_2, _table_2_timed),
+    ("3", "Table 3: Moderate (368 px, patches of 16)", _SMALL, (rules.TOTAL, *_RULES), _table_3, _table_3_timed),
+    ("figure-1", "Figure 1: BigBird's patterns", ("counted", _DRAWN), _RULES, _figure_1, None),
+):
+    register_table(Table(f"bbvit-{_name}", _title, SOURCE, _rules, _counts, _times, here=_here))
