@@ -119,3 +119,13 @@ def test_fp16_does_not_overflow_at_many_tokens(spec: str) -> None:
     module = create(spec, 16, 2, grid=grid).half()
     x = 20 * torch.randn(1, grid.tokens, 16).half()
     assert module(x, Context(grid))[0].isfinite().all()
+
+
+@pytest.mark.parametrize("sides", [(4, 8), (7, 5)])
+def test_the_map_where_the_ratio_does_not_divide_the_grid(sides: tuple[int, int]) -> None:
+    grid = Grid(*sides, 1)
+    layer = create("reduced:ratio=3", 16, 2, grid=grid).eval()
+    found = layer.map(torch.randn(2, grid.tokens, 16), Context(grid))
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 2, grid.tokens))
+    beyond = sides[1] // 3 * 3
+    assert not found[..., 1:].unflatten(-1, sides)[..., beyond:].any(), "patches beyond the last block are no keys"

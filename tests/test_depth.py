@@ -15,6 +15,7 @@ from attendless import (
 )
 from attendless.attention.values import Macs
 from attendless.sparse import canvas
+from attendless.tokens import create_reducers, parse_tokens
 
 
 def tokens(grid: Grid, batch: int = 2, heads: int = 2, width: int = 8) -> tuple[Tensor, Tensor, Tensor]:
@@ -102,3 +103,69 @@ def test_costs_count_every_frame() -> None:
 def test_others_say_that_they_take_one_frame(spec: str) -> None:
     with pytest.raises(UserError, match="cannot serve grid 4x6x6: it takes one frame at a time"):
         create(spec, 16, 2, grid=Grid(6, 6, depth=4))
+
+
+@pytest.mark.parametrize("grid", [Grid(8, 8, depth=4), Grid(7, 7, depth=3), Grid(6, 4, 1, depth=5)])
+def test_foveal_sees_the_tokens_it_weighs_one_by_one(grid: Grid) -> None:
+    """Tokens of one blurred cell share one key, so their weights are equal; those of the chosen cells differ."""
+    torch.manual_seed(0)
+    layer = create("foveal:keep=0.1,cell=4,tile=4,coarse=0,order=0", 16, 2, grid=grid).eval()
+    layer.double().qkv.weight.data.mul_(4)
+    x, places = torch.randn(2, grid.tokens, 16).double(), canvas.places(grid.depth, grid.height, grid.width)
+    wide = canvas.sides(grid.depth, grid.height, grid.width)[1]
+    cell = places // wide // 4 * wide + places % wide // 4
+    for query in range(0, grid.tokens, 7):
+        with torch.no_grad():
+            seen, weight = layer.sees(x, Context(grid), query), layer.map(x, Context(grid), query)[:, :, 0]
+        sharp = torch.ones_like(seen)
+        for number in cell.unique():
+            inside = grid.prefix + (cell == number).nonzero()[:, 0]
+            spread = weight[..., inside].amax(-1) - weight[..., inside].amin(-1)
+            sharp[..., inside] = (spread > 1e-6 * weight[..., inside].amax(-1))[..., None]
+        assert torch.equal(seen, sharp | (query < grid.prefix)), f"query {query}"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "tome:r=9",
+        "tome:r=9,window=2",
+        "tome:r=9,protect=0.1",
+        "evit:keep=0.5,at=0",
+        "evit:keep=0.5,at=0,fuse=false",
+        "dynamicvit:keep=0.5,at=0",
+    ],
+)
+def test_reducers_reduce_the_frames_together_and_keep_their_number(spec: str) -> None:
+    grid, chosen = Grid(4, 3, 1, depth=3), parse_tokens(spec)
+    reducer = create_reducers(chosen, 16, 8, 1)[0].eval()
+    x = torch.randn(2, grid.tokens, 16)
+    context = Context(
+        grid, keys=torch.randn(2, 2, grid.tokens, 8), class_attention=torch.rand(2, 2, grid.tokens).softmax(-1)
+    )
+    out, context = reducer(x, context)
+    left = context.grid
+    assert (left.depth, left.tokens, out.shape[1]) == (3, reducer.reduced(grid).tokens, left.tokens)
+    assert left.patches < 36
+    assert left.restore(out).shape == x.shape
+    assert left.whole() == grid
+    frames = left.owners.unflatten(1, (3, 12))
+    assert (frames >= 0).any(2).all(), "tokens of every frame are left"
+
+
+def test_tome_puts_the_tokens_of_every_frame_back() -> None:
+    grid = Grid(4, 3, depth=3)
+    merging, restoring = create_reducers(parse_tokens("tome:r=6,until=1"), 16, 8, 2).values()
+    x = torch.randn(2, 36, 16)
+    merged, context = merging(x, Context(grid, keys=torch.randn(2, 2, 36, 8)))
+    restored, context = restoring(merged, context)
+    assert context.grid == grid
+    assert restoring.remaining(merging.reduced(grid)) == 36
+    torch.testing.assert_close(
+        restored, merged.gather(1, restored_from(merged, restored)[..., None].expand(-1, -1, 16))
+    )
+
+
+def restored_from(merged: Tensor, restored: Tensor) -> Tensor:
+    """The merged token that each restored one equals."""
+    return torch.cdist(restored, merged).argmin(-1)

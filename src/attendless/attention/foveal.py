@@ -68,9 +68,7 @@ class Foveal(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid, bias = context.grid, context.grid.key_bias(q.dtype)
-        places = grid.cells
-        if grid.depth > 1:
-            places = canvas.places(grid.depth, grid.height, grid.width, q.device).expand(q.shape[0], -1)
+        places = _places(grid, q)
         out = operations.foveal(
             q, k, v, self.layout(grid), scale=self.scale, key_bias=bias, places=places, dropout=self.dropout
         )
@@ -82,9 +80,10 @@ class Foveal(Attention):
         if query < grid.prefix:
             return super().sees(x, context, query)
         q, k, _ = self.project(x)
-        chosen = definition.select(q, k, layout, scale=self.scale, key_bias=grid.key_bias(q.dtype), places=grid.cells)
-        cell = definition.block_of(layout, layout.cell, grid.cells).expand(len(x), -1)
-        tile = definition.block_of(layout, layout.tile, grid.cells).expand(len(x), -1)[:, query - grid.prefix]
+        places = _places(grid, q)
+        chosen = definition.select(q, k, layout, scale=self.scale, key_bias=grid.key_bias(q.dtype), places=places)
+        cell = definition.block_of(layout, layout.cell, places).expand(len(x), -1)
+        tile = definition.block_of(layout, layout.tile, places).expand(len(x), -1)[:, query - grid.prefix]
         sharp = chosen[torch.arange(len(x)), :, tile][..., None] == cell[:, None, None]
         return torch.nn.functional.pad(sharp.any(2), (grid.prefix, 0), value=True)
 
@@ -97,6 +96,13 @@ class Foveal(Attention):
 
     def case(self, grid: Grid, batch: int = 1) -> Case:
         return self.case_of("foveal", self.layout(grid), batch)
+
+
+def _places(grid: Grid, q: Tensor) -> Tensor | None:
+    """The canvas position of each patch [B, n]; None where the patches fill the canvas row by row."""
+    if grid.depth == 1:
+        return grid.cells
+    return canvas.places(grid.depth, grid.height, grid.width, q.device).expand(q.shape[0], -1)
 
 
 @lru_cache(maxsize=1024)

@@ -140,7 +140,7 @@ class Reduced(Attention):
         else:
             whole = F.pad(places, (0, max(0, self.options.ratio - side)))
             shares = F.avg_pool1d(whole, self.options.ratio)[:, 0].T
-        return shares / shares.sum(1, keepdim=True)
+        return (shares / shares.sum(1, keepdim=True)).contiguous()  # `torch.kron` takes no transposed tensors
 
     def core_macs(self, grid: Grid) -> int:
         return 2 * grid.tokens * self.keys(grid) * self.attn_dim

@@ -46,8 +46,13 @@ class Grid:
         return self.cells is not None
 
     @property
+    def area(self) -> int:
+        """The number of cells of the whole grid, over all frames."""
+        return self.depth * self.height * self.width
+
+    @property
     def patches(self) -> int:
-        return self.depth * self.height * self.width if self.cells is None else self.cells.shape[1]
+        return self.area if self.cells is None else self.cells.shape[1]
 
     @property
     def tokens(self) -> int:
@@ -86,9 +91,8 @@ class Grid:
         if self.cells is None:
             return x
         patches = x[:, self.prefix :]
-        cells = self.height * self.width
         if self.owners is None:
-            owners = self.cells.new_full((x.shape[0], cells), -1)
+            owners = self.cells.new_full((x.shape[0], self.area), -1)
             owners = owners.scatter(
                 1, self.cells, torch.arange(patches.shape[1], device=x.device).expand_as(self.cells)
             )

@@ -59,7 +59,7 @@ class DynamicViT(Reducer):
         return self.options.keep ** (1 + sorted(self.options.at).index(self.layer))
 
     def remaining(self, grid: Grid) -> int:
-        return max(1, min(grid.patches, int(self.share * grid.height * grid.width)))
+        return max(1, min(grid.patches, int(self.share * grid.area)))
 
     def macs(self, grid: Grid) -> Macs:
         width = self.dim

@@ -86,7 +86,7 @@ class Reducer(nn.Module):
     def reduced(self, grid: Grid) -> Grid:
         """The grid that is left of `grid`, for counting."""
         left = self.remaining(grid)
-        if left == grid.height * grid.width:
+        if left == grid.area:
             return grid.whole()
         return grid if left == grid.patches else grid.reduced_to(left)
 

@@ -5,6 +5,8 @@ Shapes: B batch · N tokens, prefix first · n patches · C width.
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -28,8 +30,8 @@ def keep(x: Tensor, grid: Grid, score: Tensor, staying: int, *, fuse: bool = Fal
         fate = staying
     numbers = torch.arange(staying, device=x.device).expand_as(kept)
     index = kept.new_full(score.shape, fate).scatter(1, kept, numbers)
-    owners = reowned(index, cells, grid.owners, grid.height * grid.width)
-    left = Grid(grid.height, grid.width, grid.prefix, cells=torch.cat(standing, dim=1), owners=owners)
+    owners = reowned(index, cells, grid.owners, grid.area)
+    left = dataclasses.replace(grid, cells=torch.cat(standing, dim=1), sizes=None, owners=owners)
     return torch.cat(tokens, dim=1), left
 
 

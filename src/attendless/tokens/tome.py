@@ -61,7 +61,7 @@ class ToMe(Reducer):
         return [*found, given.until] if found and given.until else found
 
     def remaining(self, grid: Grid) -> int:
-        return grid.height * grid.width if self.returns else grid.patches - self.merging(grid.patches)
+        return grid.area if self.returns else grid.patches - self.merging(grid.patches)
 
     def merging(self, patches: int) -> int:
         """How many of so many patches go in this layer: half of them at most, since each needs a partner."""
@@ -73,9 +73,8 @@ class ToMe(Reducer):
 
     def plan(self, grid: Grid) -> Merging:
         given, patches = self.options, grid.patches
-        return Merging(
-            grid.height, grid.width, grid.prefix, patches, self.merging(patches), given.window, given.protect
-        )
+        rows = grid.depth * grid.height  # frames are stacked into one tall grid
+        return Merging(rows, grid.width, grid.prefix, patches, self.merging(patches), given.window, given.protect)
 
     def macs(self, grid: Grid) -> Macs:
         return Macs() if self.returns else Macs(other=merging.macs(self.plan(grid), self.head_dim))
@@ -94,7 +93,7 @@ class ToMe(Reducer):
             cells=grid.cells,
             owners=grid.owners,
         )
-        left = Grid(grid.height, grid.width, grid.prefix, cells=found.cells, sizes=found.sizes, owners=found.owners)
+        left = dataclasses.replace(grid, cells=found.cells, sizes=found.sizes, owners=found.owners)
         return found.x, context.replace(grid=left)
 
 
