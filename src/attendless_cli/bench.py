@@ -18,22 +18,21 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 if TYPE_CHECKING:
     from attendless.attention import Macs
     from attendless.measure.measurement import Measurement
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    words.model(parser)
-    words.attention(parser)
-    words.tokens(parser)
-    words.predictor(parser)
-    words.size(parser)
-    parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="batch to time (default: 1)")
-    breakeven = f"{words.BREAKEVEN}. A saved file gets what is asked"
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.model(parser)
+    arguments.attention(parser)
+    arguments.tokens(parser)
+    arguments.predictor(parser)
+    arguments.size(parser)
+    parser.add_argument("--batch", metavar="B", type=arguments.positive, default=1, help="batch to time (default: 1)")
+    breakeven = f"{arguments.BREAKEVEN}. A saved file gets what is asked"
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=breakeven)
     parser.add_argument("--compile", action="store_true", help="torch.compile every contestant, the dense one too")
     parser.add_argument(
@@ -42,21 +41,21 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "openvino, pt2; latency alone",
     )  # fmt: skip
     parser.add_argument(
-        "--budget", metavar="S", type=words.above_zero, default=10.0,
+        "--budget", metavar="S", type=arguments.above_zero, default=10.0,
         help="seconds of timing for each attention and size; warming up comes on top (default: 10)",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="latency alone: no memory, best batch or parts")
     parser.add_argument(
         "--plot",
         metavar="F",
-        type=words.target("picture"),
+        type=arguments.target("picture"),
         help="draw ms and MB against the token count: .png, .svg or .pdf",
     )
     parser.add_argument(
-        "--seed", metavar="N", type=words.count, default=0, help="seed of the turns' order (default: 0)"
+        "--seed", metavar="N", type=arguments.count, default=0, help="seed of the turns' order (default: 0)"
     )
-    words.threads(parser)
-    words.json(parser)
+    arguments.threads(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", metavar="SPEC", nargs="+", help="attentions, such as foveal:keep=0.1 or your own")
-    words.json(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

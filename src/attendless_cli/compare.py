@@ -15,15 +15,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 from . import recipe_flags as fields
 
 if TYPE_CHECKING:
     from attendless_lab.compare.contest import Results
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     from attendless.train.recipe import Recipe
 
     model = "timm or attendless model names, or files (default: a ViT of under 0.5 M parameters)"
@@ -34,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--patch",
         metavar="P",
         nargs="+",
-        type=words.positive,
+        type=arguments.positive,
         default=[None],
         help="patch sizes (default: the model's)",
     )
@@ -43,18 +42,20 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     recipe = "recipes (default: scenes:epochs=3,lr=3e-3)"
     parser.add_argument("--recipe", metavar="R", nargs="+", default=[], help=recipe)
-    parser.add_argument("--seeds", metavar="N", nargs="+", type=words.count, default=[], help="seeds (default: 0 1)")
+    parser.add_argument(
+        "--seeds", metavar="N", nargs="+", type=arguments.count, default=[], help="seeds (default: 0 1)"
+    )
     parser.add_argument("--out", metavar="DIR", default="attendless-out/compare", help="folder (default: %(default)s)")
-    parser.add_argument("--jobs", metavar="J", type=words.positive, help="runs at a time (default: one per core)")
+    parser.add_argument("--jobs", metavar="J", type=arguments.positive, help="runs at a time (default: one per core)")
     parser.add_argument(
         "--threads",
         metavar="T",
-        type=words.positive,
+        type=arguments.positive,
         default=1,
         help="threads of each run and measurement (default: 1)",
     )
     parser.add_argument(
-        "--workers", metavar="W", type=words.count, default=0, help="processes that prepare a run's images"
+        "--workers", metavar="W", type=arguments.count, default=0, help="processes that prepare a run's images"
     )
     parser.add_argument(
         "--device", choices=("auto", "cpu", "cuda", "mps"), default="auto", help="what computes it (default: auto)"
@@ -63,15 +64,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget",
         metavar="S",
-        type=words.above_zero,
+        type=arguments.above_zero,
         default=2.0,
         help="seconds of timing per attention and size (default: 2)",
     )
     parser.add_argument(
-        "--larger", metavar="F", nargs="*", type=words.positive, default=[3, 6],
+        "--larger", metavar="F", nargs="*", type=arguments.positive, default=[3, 6],
         help="also measure cost at images F times as large (default: 3 6)",
     )  # fmt: skip
-    words.json(parser)
+    arguments.json(parser)
     fields.add(parser, "the recipe's fields", Recipe)
 
 

@@ -16,8 +16,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,21 +26,21 @@ if TYPE_CHECKING:
 IMAGES = 32
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    words.model(parser)
-    words.attention(parser, many=False)
-    words.tokens(parser, many=False)
-    words.predictor(parser)
-    words.size(parser, many=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.model(parser)
+    arguments.attention(parser, many=False)
+    arguments.tokens(parser, many=False)
+    arguments.predictor(parser)
+    arguments.size(parser, many=False)
     parser.add_argument("--layers", metavar="L", help="layers to convert, such as 2: or :4 or 0,3-5 (default: all)")
-    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
+    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=arguments.BREAKEVEN)
     parser.add_argument("--fit", metavar="DIR", help=f"fit less to the original's scores on {IMAGES} images from here")
     parser.add_argument("--check", action="store_true", help="compare both models' outputs, on noise or on --data")
     parser.add_argument("--data", metavar="DIR", help=f"compare them on {IMAGES} images from here (implies --check)")
     parser.add_argument(
-        "--out", metavar="F", type=words.target("model"), help="where to write the model, a .safetensors file"
+        "--out", metavar="F", type=arguments.target("model"), help="where to write the model, a .safetensors file"
     )
-    words.json(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -12,18 +12,17 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 from .compare import tell
 
 #: As measured (docs/results/compare.md); the comparison says how long it will take here.
 MINUTES = 9
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", default="attendless-out/demo", help="folder (default: %(default)s)")
-    parser.add_argument("--jobs", metavar="J", type=words.positive, help="runs at a time (default: one per core)")
-    words.json(parser)
+    parser.add_argument("--jobs", metavar="J", type=arguments.positive, help="runs at a time (default: one per core)")
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> int:

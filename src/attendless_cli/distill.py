@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 
-from . import arguments as words
+from . import arguments
 from . import recipe_flags as fields
 from .train import common, prepare, report
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     from attendless.train.distilling import PHASES
     from attendless.train.recipe import Recipe
 
@@ -24,8 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attention", metavar="A", help="attention spec, such as foveal:keep=0.1 (default: full, as the teacher's)"
     )
-    words.tokens(parser, many=False)
-    words.predictor(parser)
+    arguments.tokens(parser, many=False)
+    arguments.predictor(parser)
     names = ", ".join(PHASES)
     parser.add_argument(
         "--recipe", metavar="R", default="imitate", help=f"phases to go through: {names} (default: imitate)"

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import argparse
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    words.json(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

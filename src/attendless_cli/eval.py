@@ -21,30 +21,31 @@ import itertools
 import sys
 from typing import Any
 
-from . import arguments as words
-from . import output, tasks
+from . import arguments, output, tasks
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    words.model(parser)
-    words.attention(parser)
-    words.tokens(parser)
-    words.predictor(parser)
-    words.size(parser, many=False)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.model(parser)
+    arguments.attention(parser)
+    arguments.tokens(parser)
+    arguments.predictor(parser)
+    arguments.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
     parser.add_argument("--no-labels", action="store_true", help="measure agreement alone, whatever the folders are")
-    words.crop_pct(parser)
-    words.task(parser)
+    arguments.crop_pct(parser)
+    arguments.task(parser)
     text = "segmentation: average answers over six scales and mirror images"
     parser.add_argument("--several-scales", action="store_true", help=text)
     text = "images at a time (default: 32; of detection and segmentation 4)"
-    parser.add_argument("--batch", metavar="B", type=words.positive, help=text)
-    parser.add_argument("--limit", metavar="N", type=words.positive, help="use N images spread evenly over the folder")
+    parser.add_argument("--batch", metavar="B", type=arguments.positive, help=text)
     parser.add_argument(
-        "--workers", metavar="W", type=words.count, default=1, help="processes that decode images (default: 1)"
+        "--limit", metavar="N", type=arguments.positive, help="use N images spread evenly over the folder"
     )
-    words.threads(parser)
-    words.json(parser)
+    parser.add_argument(
+        "--workers", metavar="W", type=arguments.count, default=1, help="processes that decode images (default: 1)"
+    )
+    arguments.threads(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -143,7 +144,7 @@ def _title(data: str, row: dict[str, Any]) -> str:
     return f"{model} · {row['size'][0]}x{row['size'][1]} px · {row['images']} images{some} of {data}"
 
 
-#: How folders became classes, in words.
+#: How folders became classes, in arguments.
 LABELS = {
     "by name": "Folders were matched to the model's classes by name.",
     "ImageNet": "Folders were matched to the model's classes by ImageNet's names.",

@@ -14,26 +14,25 @@ import argparse
 import sys
 import threading
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 MODEL, ATTENTIONS = "deit_tiny_patch16_224", ("foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="MODEL", default=MODEL, help=f"{words.MODEL} (default: {MODEL})")
-    words.weights(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="MODEL", default=MODEL, help=f"{arguments.MODEL} (default: {MODEL})")
+    arguments.weights(parser)
     text = "the two attentions to begin with, and others to offer (default: {} and {})".format(*ATTENTIONS)
     parser.add_argument("--attention", metavar="A", nargs="+", default=[], help=text)
-    words.predictor(parser)
-    words.size(parser, many=False)
-    words.crop_pct(parser)
+    arguments.predictor(parser)
+    arguments.size(parser, many=False)
+    arguments.crop_pct(parser)
     parser.add_argument("--image", metavar="F", help="the picture to begin with (default: one that Matplotlib brings)")
     text = "address to serve at (default: 127.0.0.1, this machine alone)"
     parser.add_argument("--host", metavar="H", default="127.0.0.1", help=text)
     parser.add_argument("--port", metavar="N", type=_port, default=7860, help="port to serve at (default: 7860)")
-    words.threads(parser)
-    words.json(parser)
+    arguments.threads(parser)
+    arguments.json(parser)
 
 
 def _port(text: str) -> int:

@@ -21,34 +21,35 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 if TYPE_CHECKING:
     from attendless.export import Exported
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    words.model(parser)
-    words.attention(parser, many=False)
-    words.tokens(parser, many=False)
-    words.predictor(parser)
-    words.size(parser, many=False)
-    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=words.BREAKEVEN)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.model(parser)
+    arguments.attention(parser, many=False)
+    arguments.tokens(parser, many=False)
+    arguments.predictor(parser)
+    arguments.size(parser, many=False)
+    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=arguments.BREAKEVEN)
     parser.add_argument(
         "--format", choices=("onnx", "openvino", "pt2"), help="what to write (default: as --out ends says)"
     )
     parser.add_argument(
-        "--out", metavar="F", type=words.target("export"), required=True,
+        "--out", metavar="F", type=arguments.target("export"), required=True,
         help="where to write it: .onnx, .xml (OpenVINO; a .bin goes beside it) or .pt2",
     )  # fmt: skip
-    parser.add_argument("--batch", metavar="B", type=words.positive, help="images at once (default: 1)")
+    parser.add_argument("--batch", metavar="B", type=arguments.positive, help="images at once (default: 1)")
     parser.add_argument("--dynamic", choices=("batch",), help="take any number of images at once, in place of --batch")
     parser.add_argument("--features", action="store_true", help="maps [B, C, h, w] in place of logits")
     parser.add_argument("--int8", action="store_true", help="linear layers in 8-bit integers, calibrated on --data")
     parser.add_argument("--data", metavar="DIR", help="images for --int8, and to compare on besides")
-    parser.add_argument("--limit", metavar="N", type=words.positive, help="measure --int8 on N of them (default: all)")
-    parser.add_argument("--opset", metavar="N", type=words.positive, help="ONNX opset (default: 18)")
+    parser.add_argument(
+        "--limit", metavar="N", type=arguments.positive, help="measure --int8 on N of them (default: all)"
+    )
+    parser.add_argument("--opset", metavar="N", type=arguments.positive, help="ONNX opset (default: 18)")
     who = parser.add_mutually_exclusive_group()
     who.add_argument(
         "--kernels", action="store_true", default=None, dest="kernels",
@@ -59,12 +60,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="standard operators only, also where the runtime could have our kernels",
     )  # fmt: skip
     parser.add_argument(
-        "--budget", metavar="S", type=words.above_zero, default=4.0,
+        "--budget", metavar="S", type=arguments.above_zero, default=4.0,
         help="seconds of timing for each contestant (default: 4)",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="compare, but time nothing")
-    words.threads(parser)
-    words.json(parser)
+    arguments.threads(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -14,20 +14,19 @@ import argparse
 import itertools
 from typing import TYPE_CHECKING
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    words.model(parser)
-    words.attention(parser)
-    words.tokens(parser)
-    words.size(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.model(parser)
+    arguments.attention(parser)
+    arguments.tokens(parser)
+    arguments.size(parser)
     parser.add_argument("--layers", action="store_true", help="one row per layer")
-    words.json(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import textwrap
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", help="one attention or reducer: show its options in full")
-    words.json(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """`attendless COMMAND …`: finds the command's file, parses its words, and turns users' mistakes into one clear line.
 
-A command is a module of this package with a docstring (its help, ending in examples), `arguments(parser)` and
+A command is a module of this package with a docstring (its help, ending in examples), `add_arguments(parser)` and
 `run(args)`, which returns an exit code or nothing. Only the command asked for is imported, and torch only once it runs.
 """
 
@@ -77,7 +77,7 @@ class Command(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         module = importlib.import_module(f"{__package__}.{self.prog.split()[-1]}")
         self.description = module.__doc__
-        module.arguments(self)
+        module.add_arguments(self)
         _plugin(self, "plugin_of_command")
         self.set_defaults(run_command=module.run)
         return super().parse_known_args(args, namespace)

@@ -15,11 +15,10 @@ import argparse
 import sys
 from typing import Any
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", metavar="TABLE", nargs="?", help="a table's name, such as lavit-2")
     parser.add_argument("--markdown", action="store_true", help="print as Markdown; without a table, all of them")
     parser.add_argument("--time", action="store_true", help="also time the models here, where the table has models")
@@ -27,11 +26,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     small.add_argument("--scale", choices=("full", "small"), default="full", help="small: train the table's study")
     small.add_argument("--data", metavar="DIR", help="the study's pictures, such as Imagenette's folder")
     small.add_argument("--out", metavar="DIR", help="the study's folder; what it holds is not done again")
-    small.add_argument("--minutes", metavar="M", type=words.above_zero, help="begin no run after so many minutes")
+    small.add_argument("--minutes", metavar="M", type=arguments.above_zero, help="begin no run after so many minutes")
     small.add_argument("--results", metavar="F", help="a study's JSON: print its page, train nothing")
     small.add_argument("--figure", metavar="F", help="draw the study's rows")
-    words.threads(parser)
-    words.json(parser)
+    arguments.threads(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -20,31 +20,34 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from . import arguments as words
-from . import output, tasks
+from . import arguments, output, tasks
 
 #: Pictures whose answers are printed.
 SHOWN = 20
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=f"{words.MODEL}, or exported (.onnx, .xml, .pt2)")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=f"{arguments.MODEL}, or exported (.onnx, .xml, .pt2)")
     parser.add_argument("images", metavar="IMAGE|DIR", nargs="+", help="pictures, or folders of them")
-    words.opening(parser)
-    parser.add_argument("--topk", metavar="K", type=words.positive, default=5, help="answers a picture (default: 5)")
+    arguments.opening(parser)
+    parser.add_argument(
+        "--topk", metavar="K", type=arguments.positive, default=5, help="answers a picture (default: 5)"
+    )
     text = "also give what the model computes before its classifier"
     parser.add_argument("--features", action="store_true", help=text)
-    parser.add_argument("--batch", metavar="B", type=words.positive, default=32, help="images at a time (default: 32)")
+    parser.add_argument(
+        "--batch", metavar="B", type=arguments.positive, default=32, help="images at a time (default: 32)"
+    )
     parser.add_argument(
         "--out", metavar="DIR", help="folder for the answers as Parquet; the same command goes on there"
     )
     text = "pictures in one Parquet file of --out (default: 1024)"
-    parser.add_argument("--shard", metavar="N", type=words.positive, default=1024, help=text)
+    parser.add_argument("--shard", metavar="N", type=arguments.positive, default=1024, help=text)
     text = "compute on a Ray cluster: its address, `auto` or `local`; needs --out"
     parser.add_argument("--ray", metavar="ADDRESS", help=text)
     text = "detectors: draw what is at least so sure (default: 0.5)"
-    parser.add_argument("--score", metavar="P", type=words.share, help=text)
-    words.json(parser)
+    parser.add_argument("--score", metavar="P", type=arguments.share, help=text)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.out and args.json:
         raise UserError("--out DIR holds the answers: --json would repeat them; give one of the two")
     images = find_pictures(args.images)
-    opening = words.opened(args, features=args.features)
+    opening = arguments.opened(args, features=args.features)
     if args.out:
         return _into_folder(args, opening, images)
     predictor = opening.open()

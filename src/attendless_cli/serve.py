@@ -18,32 +18,33 @@ import argparse
 import sys
 from typing import Any
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=f"{words.MODEL}, or exported (.onnx, .xml, .pt2)")
-    words.opening(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=f"{arguments.MODEL}, or exported (.onnx, .xml, .pt2)")
+    arguments.opening(parser)
     parser.add_argument("--host", metavar="H", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     text = "port to listen at; 0 takes a free one (default: 8000)"
-    parser.add_argument("--port", metavar="P", type=words.port, default=8000, help=text)
-    parser.add_argument("--batch", metavar="B", type=words.positive, default=8, help="images at a time (default: 8)")
+    parser.add_argument("--port", metavar="P", type=arguments.port, default=8000, help=text)
+    parser.add_argument(
+        "--batch", metavar="B", type=arguments.positive, default=8, help="images at a time (default: 8)"
+    )
     text = "milliseconds that a picture waits for others (default: 5)"
-    parser.add_argument("--wait-ms", metavar="W", type=words.not_negative, default=5.0, help=text)
+    parser.add_argument("--wait-ms", metavar="W", type=arguments.not_negative, default=5.0, help=text)
     text = "processes with the model (default: 1)"
-    parser.add_argument("--workers", metavar="N", type=words.positive, default=1, help=text)
+    parser.add_argument("--workers", metavar="N", type=arguments.positive, default=1, help=text)
     text = "requests served at a time; more are told to come again (default: 64)"
-    parser.add_argument("--queue", metavar="Q", type=words.positive, default=64, help=text)
+    parser.add_argument("--queue", metavar="Q", type=arguments.positive, default=64, help=text)
     text = "megabytes that a request may have (default: 10)"
-    parser.add_argument("--max-mb", metavar="M", type=words.above_zero, default=10.0, help=text)
+    parser.add_argument("--max-mb", metavar="M", type=arguments.above_zero, default=10.0, help=text)
     text = "million pixels that a picture may have (default: 50)"
-    parser.add_argument("--max-megapixels", metavar="M", type=words.above_zero, default=50.0, help=text)
+    parser.add_argument("--max-megapixels", metavar="M", type=arguments.above_zero, default=50.0, help=text)
     text = "answers a picture, unless the request says otherwise (default: 5)"
-    parser.add_argument("--topk", metavar="K", type=words.positive, default=5, help=text)
+    parser.add_argument("--topk", metavar="K", type=arguments.positive, default=5, help=text)
     text = "also give what the model computes before its classifier"
     parser.add_argument("--features", action="store_true", help=text)
-    words.json(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -64,5 +65,5 @@ def run(args: argparse.Namespace) -> None:
         row = about | {"runtime": card.runtime, "size": list(found.size), "address": address}
         output.write_json(args.json, {"rows": [row | dataclasses.asdict(settings)]})
 
-    serve(words.opened(args, features=args.features), settings, on_ready=ready)
+    serve(arguments.opened(args, features=args.features), settings, on_ready=ready)
     print("stopped: everything accepted has been answered", file=sys.stderr)

@@ -12,8 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 #: The figures of `attendless.show.gallery`, which importing would cost seconds of.
 FIGURES = {
@@ -31,25 +30,25 @@ FIGURES = {
 }
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("image", metavar="IMAGE", help="a picture")
-    parser.add_argument("--model", metavar="MODEL", required=True, help=words.MODEL)
-    words.weights(parser)
-    words.attention(parser, many=False)
-    words.tokens(parser, many=False)
-    words.predictor(parser)
-    words.size(parser, many=False)
-    words.crop_pct(parser)
+    parser.add_argument("--model", metavar="MODEL", required=True, help=arguments.MODEL)
+    arguments.weights(parser)
+    arguments.attention(parser, many=False)
+    arguments.tokens(parser, many=False)
+    arguments.predictor(parser)
+    arguments.size(parser, many=False)
+    arguments.crop_pct(parser)
     listed = "; ".join(f"{name}: {line}" for name, line in FIGURES.items())
     parser.add_argument("--figure", metavar="NAME", choices=FIGURES, default="maps", help=f"what to draw ({listed})")
     parser.add_argument("--query", metavar="X,Y", type=_pixel, help="pixel of the picture whose patch looks (middle)")
     layers = "layers to show, from 0, or backwards from -1 (default: four, from the first to the last)"
     parser.add_argument("--layer", metavar="L", nargs="+", type=int, help=layers)
-    parser.add_argument("--head", metavar="H", nargs="+", type=words.count, help="heads to show (default: all)")
+    parser.add_argument("--head", metavar="H", nargs="+", type=arguments.count, help="heads to show (default: all)")
     text = "where to draw it: .png, .pdf or .svg"
-    parser.add_argument("--out", metavar="F", required=True, type=words.target("picture"), help=text)
-    words.threads(parser)
-    words.json(parser)
+    parser.add_argument("--out", metavar="F", required=True, type=arguments.target("picture"), help=text)
+    arguments.threads(parser)
+    arguments.json(parser)
 
 
 def _pixel(text: str) -> tuple[float, float]:

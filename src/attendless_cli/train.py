@@ -16,19 +16,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from . import arguments as words
-from . import output, tasks
+from . import arguments, output, tasks
 from . import recipe_flags as fields
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     from attendless.dense import recipes as theirs
     from attendless.train.recipe import RECIPES, Recipe, summary
 
     common(parser)
-    words.attention(parser, many=False)
-    words.tokens(parser, many=False)
-    words.task(parser)
+    arguments.attention(parser, many=False)
+    arguments.tokens(parser, many=False)
+    arguments.task(parser)
     text = "retinanet for detection; semantic_fpn (default) or upernet for segmentation; semantic_fpn:channels=64"
     parser.add_argument("--head", metavar="H", help=text)
     recipes = "; ".join(f"{name}: {summary(name)}" for name in RECIPES)
@@ -45,15 +44,15 @@ def common(parser: argparse.ArgumentParser) -> None:
     """The words that `train` and `distill` share."""
     from attendless.train.recipe import Run
 
-    words.model(parser)
+    arguments.model(parser)
     parser.add_argument(
         "--data", metavar="DIR", required=True, help="folder of images, `scenes`, or torchvision's NAME@DIR"
     )
     parser.add_argument(
         "--out", metavar="DIR", required=True, help="folder for weights and metrics; a run in it is resumed"
     )
-    words.threads(parser)
-    words.json(parser)
+    arguments.threads(parser)
+    arguments.json(parser)
     fields.add(parser, "how it is run", Run)
 
 

@@ -18,15 +18,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from . import arguments as words
-from . import output
+from . import arguments, output
 
 if TYPE_CHECKING:
     from attendless.optimize.tradeoff import Tuned
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    words.model(parser)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    arguments.model(parser)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images; labels are not used")
     parser.add_argument(
         "--attention",
@@ -42,52 +41,54 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "one; none: tokens stay as they are",
     )
     parser.add_argument(
-        "--rates", metavar="R", type=words.share, nargs="+", help="keep rates to choose from (default: 0.05 to 0.5)"
+        "--rates", metavar="R", type=arguments.share, nargs="+", help="keep rates to choose from (default: 0.05 to 0.5)"
     )
     bound = parser.add_mutually_exclusive_group()
     bound.add_argument(
         "--max-drop",
         metavar="P",
-        type=words.not_negative,
+        type=arguments.not_negative,
         help="points of top-1 it may be expected to lose (default: 0.5)",
     )
     bound.add_argument(
-        "--target-ms", metavar="T", type=words.above_zero, help="milliseconds an image may take, instead"
+        "--target-ms", metavar="T", type=arguments.above_zero, help="milliseconds an image may take, instead"
     )
     parser.add_argument(
         "--accuracy",
         metavar="P",
-        type=words.percent,
+        type=arguments.percent,
         help="the model's top-1 on such images, in percent, if you know it: the loss is then expected of a model that "
         "is as sure as it is right (default: as sure as it says)",
     )
-    words.size(parser)
-    words.crop_pct(parser)
-    parser.add_argument("--batch", metavar="B", type=words.positive, default=1, help="batch to time (default: 1)")
-    parser.add_argument("--images", metavar="N", type=words.positive, default=256, help="images to use (default: 256)")
+    arguments.size(parser)
+    arguments.crop_pct(parser)
+    parser.add_argument("--batch", metavar="B", type=arguments.positive, default=1, help="batch to time (default: 1)")
+    parser.add_argument(
+        "--images", metavar="N", type=arguments.positive, default=256, help="images to use (default: 256)"
+    )
     parser.add_argument(
         "--budget",
         metavar="S",
-        type=words.above_zero,
+        type=arguments.above_zero,
         default=10.0,
         help="seconds of timing for each candidate (default: 10)",
     )
     parser.add_argument(
-        "--report", metavar="F", type=words.target("page"), help="write table and plot as one page, an .html file"
+        "--report", metavar="F", type=arguments.target("page"), help="write table and plot as one page, an .html file"
     )
     parser.add_argument(
-        "--plot", metavar="F", type=words.target("picture"), help="draw the trade-off found into this file"
+        "--plot", metavar="F", type=arguments.target("picture"), help="draw the trade-off found into this file"
     )
     parser.add_argument(
-        "--out", metavar="F", type=words.target("model"), help="save the converted model to this .safetensors file"
+        "--out", metavar="F", type=arguments.target("model"), help="save the converted model to this .safetensors file"
     )
     parser.add_argument(
         "--resume-dir",
         metavar="DIR",
         help="keep there what was measured: the same search, stopped and started again, goes on from it",
     )
-    words.threads(parser)
-    words.json(parser)
+    arguments.threads(parser)
+    arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
