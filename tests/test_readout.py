@@ -1,4 +1,4 @@
-"""`readout`: the last layer is not asked what nobody reads. The same answer, and fewer products."""
+"""The class-token-only last layer (`readout`): the same outputs with fewer multiply-accumulates."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import attendless
 from attendless import Columnar, UserError
 from attendless.attention import attentions
 from attendless.backbones import ColumnarDistilled, Pyramid
+from attendless.backbones.class_token_tail import observed
+from attendless.backbones.probe import Probe
 from attendless.convert.conversion import convert_with_report
 from attendless.dense.features import Features
 from attendless.measure import parts
@@ -50,19 +52,24 @@ def build(attention: str = "full", tokens: str = "", cls: Any = Columnar, **more
     return model
 
 
+class Monitor(Probe):
+    """Records how many tokens reach the head, without a hook, which would see all of them."""
+
+    def __init__(self, model: Any, calls: list[int]) -> None:
+        super().__init__(model.forward_head)
+        self.calls = calls
+
+    def __call__(self, x: torch.Tensor, **more: Any) -> torch.Tensor:
+        self.calls.append(x.shape[1])
+        return super().__call__(x, **more)
+
+
 def monitor(model: Any, calls: list[int]) -> None:
-    """Note how many tokens reach the head, without a hook, which would see them all."""
-    head = model.forward_head
-
-    def seen(x: torch.Tensor, **more: Any) -> torch.Tensor:
-        calls.append(x.shape[1])
-        return head(x, **more)
-
-    model.forward_head = seen
+    model.forward_head = Monitor(model, calls)
 
 
 def assert_same(model: Any, images: torch.Tensor = IMAGES) -> None:
-    assert model.reads_prefix
+    assert not model.needs_patches()
     with torch.no_grad():
         whole, features = model(images), model.forward_features(images)
         model.readout = True
@@ -143,10 +150,10 @@ def test_convert_asks_for_it_where_something_changes() -> None:
 
 
 def test_models_that_answer_from_patches_have_none() -> None:
-    assert not build(global_pool="avg").reads_prefix
-    assert not timm.create_model("columnar_lvvit_tiny").reads_prefix
+    assert build(global_pool="avg").needs_patches()
+    assert timm.create_model("columnar_lvvit_tiny").needs_patches()
     shape = {"embed_dims": (8, 16), "depths": (1, 1), "num_heads": (1, 2), "mlp_ratios": (2, 2)}
-    assert not Pyramid("full", img_size=64, **shape).reads_prefix
+    assert Pyramid("full", img_size=64, **shape).needs_patches()
 
 
 def test_a_file_keeps_it(tmp_path: Path) -> None:
@@ -218,4 +225,5 @@ def test_the_layer_view_calls_its_projections_that() -> None:
     attn = model.blocks[-1].attn
     assert (attn, "project_prefix", "projections") in parts.places(model)
     with parts.shadowed(parts.places(model), parts._Marks(torch.device("cpu"))):
-        assert attn.reads_out(), "who only watches changes nothing"
+        assert model.tail.attends_rows, "profiling does not change what is computed"
+        assert not observed(model.tail, model.norm)

@@ -217,8 +217,9 @@ class BigBird(Attention):
             how = plan(self.pattern(grid), self.num_heads)
         return operations.block(q, k, v, how, scale=self.scale, dropout=self.dropout), context
 
-    def reads_out(self) -> bool:
-        return "R" in self.options.gate and super().reads_out()  # else the prefix is silent
+    @property
+    def prefix_is_full(self) -> bool:
+        return "R" in self.options.gate and super().prefix_is_full  # without its row part the prefix outputs zeros
 
     def core_macs(self, grid: Grid) -> int:
         return 2 * self.pattern(grid).edges(self.num_heads) * self.head_dim

@@ -68,7 +68,7 @@ class Fastformer(Attention):
         self.w_q = nn.Parameter(torch.randn(self.num_heads, self.head_dim, **factory))
         self.w_k = nn.Parameter(torch.randn(self.num_heads, self.head_dim, **factory))
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:  # type: ignore[override]
         self.accept(x, context.grid)
         q, k, v = self.project(x)
         out, context = self.attend(q, k, v, context)

@@ -11,18 +11,17 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..errors import UserError
 from ..options import Options as BaseOptions
 from ..options import Spec
 from ..sparse import dispatch
 from ..sparse.backend import Case, Choice
-from ..sparse.full import attend as full
+from .prefix_rows import PrefixRows
 from .values import Context, Grid, Macs
 
 
-class Attention(nn.Module):
+class Attention(PrefixRows):
     """`forward(x_BNC, context) -> (x_BNC, context)` under timm's weight names: qkv, q_norm, k_norm, norm, proj.
 
     A mechanism subclasses this, states `name`, its `Options`, and writes `attend` and `core_macs`; that is all most
@@ -245,10 +244,11 @@ class Attention(nn.Module):
         B, _, N, _ = out.shape
         return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).reshape(B, N, self.attn_dim))))
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+    def forward(self, x: Tensor, context: Context, *, prefix_rows: bool = False) -> tuple[Tensor, Context]:
+        """Attend. With `prefix_rows`, which requires `prefix_is_full`, the output has the prefix tokens alone."""
         self.accept(x, context.grid)
-        if context.prefix_only and context.residual is None and self.reads_out():
-            return self.read_out(x, context.grid), context
+        if prefix_rows:
+            return self.attend_prefix(x, context.grid), context
         q, k, v = self.project(x)
         out, context = self.attend(q, k, v, context)
         if "class_attention" in context.wants & self.provides:
@@ -256,30 +256,6 @@ class Attention(nn.Module):
         if "keys" in context.wants & self.provides:
             context = context.replace(keys=k)
         return self.merge(out), context
-
-    def reads_out(self) -> bool:
-        """Whether prefix queries attend to all keys as in full attention, so that they can be asked alone."""
-        # Somebody who has put a `forward` of his own on the projection wants it called, unless he only watches.
-        own = vars(self.qkv).get("forward")
-        usual = type(self.qkv) is nn.Linear and (own is None or getattr(own, "only_watches", False))
-        return usual and "class_attention" in self.provides and self.has_core()
-
-    def read_out(self, x: Tensor, grid: Grid) -> Tensor:
-        """What `forward` gives the prefix tokens, [B, P, C], where nobody asks for the patches': those make no queries,
-        and nothing of what they would see."""
-        asked, looked_at = self.project_prefix(x, grid.prefix)
-        tokens = (asked, *looked_at.chunk(2, dim=-1))
-        q, k, v = (t.unflatten(2, (self.num_heads, self.head_dim)).transpose(1, 2) for t in tokens)
-        out = full(
-            self.q_norm(q), self.k_norm(k), v, scale=self.scale, key_bias=grid.key_bias(q.dtype), dropout=self.dropout
-        )
-        return self.merge(out)
-
-    def project_prefix(self, x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
-        """x [B, N, C] → the queries of its first `prefix` tokens, and the keys and values of all, side by side."""
-        weight, bias, width = self.qkv.weight, self.qkv.bias, self.attn_dim
-        biases = (None, None) if bias is None else (bias[:width], bias[width:])
-        return F.linear(x[:, :prefix], weight[:width], biases[0]), F.linear(x, weight[width:], biases[1])
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """The attention map this layer amounts to, [B, H, queries, N], whichever kernel computes it.
@@ -310,12 +286,6 @@ class Attention(nn.Module):
     def leaving_macs(self, grid: Grid, wants: Collection[str]) -> int:
         """Multiply-accumulates of what is left in the context beside the output."""
         return grid.tokens * self.attn_dim if "class_attention" in wants else 0
-
-    def read_out_macs(self, grid: Grid) -> Macs:
-        """What `read_out` costs for one image."""
-        P, N = grid.prefix, grid.tokens
-        through = 0 if isinstance(self.proj, nn.Identity) else P * self.attn_dim * self.dim
-        return Macs(2 * P * N * self.attn_dim, (P + 2 * N) * self.dim * self.attn_dim + through)
 
     def macs(self, grid: Grid, wants: Collection[str] = ()) -> Macs:
         """What the layer costs for one image; `wants` names what it leaves for the next."""

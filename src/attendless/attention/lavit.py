@@ -196,7 +196,7 @@ class Less(Reduced):
         v = self.qkv(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         return v, v, v
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:  # type: ignore[override]
         self.accept(x, context.grid)
         out, context = self.attend(*self.project(self.reduce(x, context.grid)), context)
         return self.merge(out), context

@@ -99,7 +99,7 @@ class Reduced(Attention):
         q, k, v = (t.unflatten(2, (self.num_heads, -1)).transpose(1, 2) for t in (q, *kv.split(A, dim=2)))
         return self.q_norm(q), self.k_norm(k), v
 
-    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
+    def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:  # type: ignore[override]
         self.accept(x, context.grid)
         out, context = self.attend(*self.project_reduced(x, context.grid), context)
         return self.merge(out), context

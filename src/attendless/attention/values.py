@@ -133,8 +133,7 @@ class Context:
 
     `wants` names what this layer is asked to leave here (see `ENTRIES`), because the next layer or the caller reads it;
     nothing else that layers leave each other stays. `losses` are extra terms for training, `trail` the class tokens of
-    the layers so far, in a backbone that answers from all of them. `prefix_only`: nobody reads the patches that leave this
-    layer.
+    the layers so far, in a backbone that answers from all of them.
     """
 
     grid: Grid
@@ -145,7 +144,6 @@ class Context:
     residual: Tensor | None = None
     losses: tuple[tuple[str, Tensor], ...] = ()
     trail: tuple[Tensor, ...] = ()
-    prefix_only: bool = False
 
     def replace(self, **changes: Any) -> Context:
         return dataclasses.replace(self, **changes)
@@ -183,9 +181,7 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
 
 
 _register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth"))
-_register_pytree(
-    Context, ("grid", "scores", "class_attention", "keys", "residual", "losses", "trail"), ("wants", "prefix_only")
-)
+_register_pytree(Context, ("grid", "scores", "class_attention", "keys", "residual", "losses", "trail"), ("wants",))
 
 
 @dataclasses.dataclass(frozen=True)

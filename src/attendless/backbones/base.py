@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..attention import Attention, Context, Grid, Spec
 from ..attention.values import ENTRIES
 from ..errors import UserError
 from ..tokens import create_reducers, parse_tokens
+from .class_token_tail import TailedBackbone
 
 
 class Step(NamedTuple):
@@ -27,22 +27,10 @@ class Step(NamedTuple):
     context: Context
 
 
-class Backbone:
+class Backbone(TailedBackbone):
     """A model whose blocks pass the context."""
 
     blocks: Any
-    #: Whether `forward` shall leave out of the last layer what its answer does not need.
-    readout: bool = False
-
-    @property
-    def reads_prefix(self) -> bool:
-        """Whether the answer is read from prefix tokens alone, which may then leave the last layer without the rest."""
-        return False
-
-    @property
-    def reads_out(self) -> bool:
-        """Whether they do: it is asked for, and the answer is read so."""
-        return self.readout and self.reads_prefix
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         """Run one layer, with what belongs to it. The context says in `wants` what it must leave."""
@@ -147,14 +135,6 @@ def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
             if entry not in getattr(place.attention, "provides", ()):
                 whose = f"the {entry} of {_called(place.attention)}, which cannot leave it"
                 raise UserError(f"reducer {place.reducer.name} in {place.name} reads {whose}")
-
-
-def watched(module: nn.Module) -> bool:
-    """Whether somebody has a hook in a module. A compiler does not ask: it sees the calls themselves."""
-    if torch.compiler.is_compiling():
-        return False
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(part, kind) for part in module.modules() for kind in kinds)
 
 
 def _called(attention: Any) -> str:

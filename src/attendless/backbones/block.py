@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar
+from typing import Any
 
 from timm.models._manipulate import checkpoint
 from timm.models.vision_transformer import Block as TimmBlock
@@ -18,7 +18,6 @@ from ..attention import (
     create,
 )
 from ..errors import UserError
-from ..sparse.backend import Choice
 from ..tokens import Reducer
 from .cost import Layer, parameters, weight_macs
 
@@ -26,12 +25,8 @@ from .cost import Layer, parameters, weight_macs
 class Block(nn.Module):
     """x + attention(norm x), then x + mlp(norm x), each through LayerScale and stochastic depth where present.
 
-    Between the two, or before them, a `reducer`, if there is one, drops or merges tokens. Where nobody reads the
-    patches that leave it (`Context.prefix_only`), only prefix tokens do.
+    Between the two, or before them, a `reducer`, if there is one, drops or merges tokens.
     """
-
-    #: Whether the MLP takes each token by itself.
-    tokenwise: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -59,7 +54,7 @@ class Block(nn.Module):
         self.reducer = reducer
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        before, between = self.reducers(prefix_only=context.prefix_only)
+        before, between = self.reducers()
         wants = context.wants
         asked = wants if between is None else wants | between.reads
         if before is not None:
@@ -68,9 +63,7 @@ class Block(nn.Module):
         missing = [entry for entry in asked if getattr(context, entry) is None]
         if missing:
             raise UserError(f"attention {self.attn.spec} was asked for {', '.join(missing)}, but left none")
-        x = self.attn.refine(x[:, : out.shape[1]] + self.drop_path1(self.ls1(out)), context)
-        if context.prefix_only:
-            x = x[:, : context.grid.prefix]
+        x = self.attn.refine(x + self.drop_path1(self.ls1(out)), context)
         if between is not None:
             x, context = between(x, context)
         # One layer's scores at most are alive: what the next does not read goes here.
@@ -78,12 +71,9 @@ class Block(nn.Module):
         x = x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), context.grid)))
         return x, context
 
-    def reducers(self, *, prefix_only: bool = False) -> tuple[Reducer | None, Reducer | None]:
-        """What reduces the tokens before attention, and what does after it, which is spared where only prefix tokens
-        go on."""
-        if self.reducer is None or self.reducer.first:
-            return self.reducer, None
-        return None, None if prefix_only else self.reducer
+    def reducers(self) -> tuple[Reducer | None, Reducer | None]:
+        """The reducer that runs before attention, and the one that runs after it."""
+        return (self.reducer, None) if self.reducer is not None and self.reducer.first else (None, self.reducer)
 
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
         return self.mlp(x)
@@ -103,30 +93,19 @@ class Block(nn.Module):
         """The grid that leaves the block."""
         return grid if self.reducer is None else self.reducer.reduced(grid)
 
-    def choice(self, grid: Grid, batch: int = 1, *, prefix_only: bool = False) -> Choice:
-        """Who will execute the attention on the grid it gets, and why."""
-        if prefix_only and self.attn.reads_out():
-            return Choice("sdpa", "one row of full attention for each prefix token")
-        return self.attn.choice(grid, batch)
-
-    def cost(self, name: str, grid: Grid, wants: Collection[str] = (), *, prefix_only: bool = False) -> Layer:
-        """The block's row in its backbone's cost."""
-        before, between = self.reducers(prefix_only=prefix_only)
+    def cost(self, name: str, grid: Grid, wants: Collection[str] = (), batch: int = 1) -> Layer:
+        """The block's row in its backbone's cost: MACs of one image, and the backend for `batch` images."""
+        before, between = self.reducers()
         reducing = sum((r.macs(grid) for r in (before, between) if r is not None), start=Macs())
         grid = grid if before is None else before.reduced(grid)
         after = grid if between is None else between.reduced(grid)
         wants = wants if between is None else {*wants, *between.reads}
-        alone = prefix_only and self.attn.reads_out()
-        attending = self.attn.read_out_macs(grid) if alone else self.attn.macs(grid, wants)
-        feeding = Macs(mlp=self.mlp_macs(after.reduced_to(0) if prefix_only else after))
-        choice = self.choice(grid, prefix_only=prefix_only)
-        return Layer(name, grid, attending + feeding + reducing, parameters(self), self.attn.spec, choice)
+        macs = self.attn.macs(grid, wants) + Macs(mlp=self.mlp_macs(after)) + reducing
+        return Layer(name, grid, macs, parameters(self), self.attn.spec, self.attn.choice(grid, batch))
 
 
 class ConvBlock(Block):
     """A block whose MLP also convolves over the grid, as PVT v2's does."""
-
-    tokenwise = False
 
     def check(self, grid: Grid) -> Grid:
         after = super().check(grid)
@@ -143,12 +122,12 @@ def run_block(block: nn.Module, x: Tensor, context: Context, *, checkpointing: b
     return checkpoint(block, x, context) if checkpointing else block(x, context)
 
 
-def rebuild_block(block: nn.Module, spec: Spec, grid: Grid) -> Block:
-    """timm's block with its attention replaced by `spec`, taking over every weight of the same name and shape."""
+def rebuild_block(block: nn.Module, spec: Spec, grid: Grid, kind: type[Block] = Block) -> Block:
+    """timm's block as one of `kind` that attends as `spec` says, with every weight of the same name and shape."""
     if type(block) is not TimmBlock:
         raise UserError(f"block type {type(block).__name__} is not supported: only timm's pre-norm Block is")
     names = ("norm1", "norm2", "mlp", "ls1", "ls2", "drop_path1", "drop_path2")
-    return Block(create_like(block.attn, spec, grid), **{name: getattr(block, name) for name in names})
+    return kind(create_like(block.attn, spec, grid), **{name: getattr(block, name) for name in names})
 
 
 def create_like(attn: Any, spec: Spec, grid: Grid) -> Attention:
@@ -176,7 +155,7 @@ def create_like(attn: Any, spec: Spec, grid: Grid) -> Attention:
         **({} if norm is None else {"norm_layer": _norm_like(norm)}),
     )
     if isinstance(attn.proj, nn.Identity):  # a backbone's choice, as BBViT's
-        ours.proj = nn.Identity()  # type: ignore[assignment]
+        ours.proj = nn.Identity()
     take_weights(ours, attn.state_dict())
     return ours.train(attn.training)
 

@@ -21,9 +21,11 @@ from ..attention import (
 )
 from ..errors import UserError
 from ..sparse.full import macs as full_macs
-from .base import Backbone, Place, check_order, watched
-from .block import rebuild_block, run_block
+from .base import Backbone, Place, check_order
+from .block import Block, rebuild_block, run_block
+from .class_token_tail import ClassTokenTail, mixes_tokens, observed
 from .cost import Layer, parameters, weight_macs
+from .probe import replaced
 from .weights import start_attentions
 
 #: The mixin stands on timm's attributes, which a type checker cannot see from here.
@@ -36,9 +38,7 @@ class ColumnarBackbone(Backbone, _Base):
 
     `scratch=False` is for weights that were trained under another attention: see `Pyramid`.
 
-    With `readout`, which is set on a model and not given to it, `forward` does not compute what nobody reads: of the
-    last layer, what becomes of the patches once the class token has looked at them. The answer is the same but for
-    rounding; `forward_features`, hooks in that layer, and whatever else asks for patches, see all of them.
+    The last block is a `ClassTokenTail`, which `forward` may run for the class token alone.
     """
 
     blocks: Any
@@ -59,7 +59,10 @@ class ColumnarBackbone(Backbone, _Base):
         if len(specs) != depth:
             raise UserError(f"{len(specs)} attentions were given for {depth} layers")
         grid = self.grid()
-        self.blocks = nn.Sequential(*(rebuild_block(b, s, grid) for b, s in zip(self.blocks, specs, strict=True)))
+        kinds = [*[Block] * (depth - 1), ClassTokenTail]
+        self.blocks = nn.Sequential(
+            *(rebuild_block(b, s, grid, k) for b, s, k in zip(self.blocks, specs, kinds, strict=True))
+        )
         self.set_tokens(tokens)
         start_attentions(self.blocks, scratch=scratch and kwargs.get("weight_init") != "skip")
 
@@ -108,19 +111,25 @@ class ColumnarBackbone(Backbone, _Base):
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         _refuse_masks(attn_mask, is_causal)
-        if not self.reads_out or self.training or watched(self.blocks[-1]) or watched(self.norm):
+        tail = self.tail
+        if tail is None or self.training or observed(tail, self.norm):
             x, context = self.forward_context(x)
             return self.answer(x, context.grid)
-        last = len(self.blocks) - 1
-        x, context = self.run_layers(*self.embed(x), stop=last)
-        x, _ = self.run_layer(last, x, context.wanting(frozenset()).replace(prefix_only=True))
+        x, context = self.run_layers(*self.embed(x), stop=len(self.blocks) - 1)
+        x, context = tail(x, context, prefix_rows=True)
         return self.forward_head(self.norm(x))
 
-    @property
-    def reads_prefix(self) -> bool:
-        answers = type(self).forward_head in (VisionTransformer.forward_head, VisionTransformerDistilled.forward_head)
-        reads = answers and self.global_pool == "token" and self.num_prefix_tokens > 0
-        return reads and self.blocks[-1].tokenwise
+    def needs_patches(self) -> str:
+        if self.global_pool != "token" or self.num_prefix_tokens == 0:
+            return f"global_pool={self.global_pool!r} reads patches"
+        for name, known in _OUTPUT.items():
+            if replaced(self, name) or getattr(type(self), name) not in known:
+                return f"{name} is not timm's and may read patches"
+        if not isinstance(self.blocks[-1], ClassTokenTail):
+            return f"a last block of class {type(self.blocks[-1]).__name__} may mix tokens after attention"
+        norms = {"norm": self.norm, "fc_norm": self.fc_norm, "norm2 of the last block": self.blocks[-1].norm2}
+        mixing = [f"{name} ({type(norm).__name__})" for name, norm in norms.items() if mixes_tokens(norm)]
+        return f"{' and '.join(mixing)} may mix tokens" if mixing else ""
 
     def answer(self, x: Tensor, grid: Grid) -> Tensor:
         """Where the classifier pools the patches, a merged one counts for all that it stands for."""
@@ -179,18 +188,22 @@ class ColumnarBackbone(Backbone, _Base):
         """What stands after the last layer."""
         return _head_macs(self, grid)
 
-    def costs(self, size: tuple[int, int] | None = None) -> list[Layer]:
-        """Parameters and multiply-accumulates of the embedding, every block and the head, for one image."""
-        grid = self.grid(size)
+    def costs(self, size: tuple[int, int] | None = None, batch: int = 1) -> list[Layer]:
+        """Parameters and multiply-accumulates of the embedding, every block and the head, for one image; the backend
+        of every attention for `batch` images."""
+        grid, tail = self.grid(size), self.tail
         embedding = sum(parameters(m) for m in (self.patch_embed, self.norm_pre))
         embedding += sum(
             t.numel() for t in (self.pos_embed, self.cls_token, self.reg_token, _dist(self)) if t is not None
         )
         rows = [Layer("embedding", grid, Macs(other=self.embedding_macs(grid)), embedding)]
         for i, (block, wants) in enumerate(zip(self.blocks, self.wants(), strict=True)):
-            alone = self.reads_out and i == len(self.blocks) - 1
-            rows.append(block.cost(f"blocks.{i}", grid, wants, prefix_only=alone))
-            grid = grid.reduced_to(0) if alone else block.grid_after(grid)
+            if block is tail:
+                rows.append(tail.prefix_cost(f"blocks.{i}", grid, batch))
+                grid = grid.reduced_to(0)
+            else:
+                rows.append(block.cost(f"blocks.{i}", grid, wants, batch))
+                grid = block.grid_after(grid)
         counted = sum(row.params for row in rows)
         rows.append(Layer("head", grid, Macs(other=self.head_macs(grid)), parameters(self) - counted))
         return rows
@@ -202,6 +215,15 @@ class Columnar(ColumnarBackbone, VisionTransformer):
 
 class ColumnarDistilled(ColumnarBackbone, VisionTransformerDistilled):
     """DeiT's distilled variant, with its second prefix token and second head."""
+
+
+#: Methods between the last block and the logits, and their implementations that read prefix tokens alone.
+_OUTPUT = {
+    "run_layer": (ColumnarBackbone.run_layer,),
+    "answer": (ColumnarBackbone.answer,),
+    "forward_head": (VisionTransformer.forward_head, VisionTransformerDistilled.forward_head),
+    "pool": (VisionTransformer.pool,),
+}
 
 
 def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:

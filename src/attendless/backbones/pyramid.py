@@ -159,13 +159,14 @@ class Pyramid(Backbone, nn.Module):
             grids.append(grid)
         return grids
 
-    def costs(self, size: tuple[int, int] | None = None) -> list[Layer]:
-        """Parameters and multiply-accumulates of the embedding, every stage's entrance and blocks, and the head."""
+    def costs(self, size: tuple[int, int] | None = None, batch: int = 1) -> list[Layer]:
+        """Parameters and multiply-accumulates of the embedding, every stage's entrance and blocks, and the head, for
+        one image; the backend of every attention for `batch` images."""
         grids, wants = self.grids(size), iter(self.wants())
         embedding = Macs(other=self.patch_embed.macs(grids[0]))
         rows = [Layer("embedding", grids[0], embedding, parameters(self.patch_embed))]
         for i, (stage, grid) in enumerate(zip(self.stages, grids, strict=True)):
-            rows += stage.costs(f"stages.{i}", grid, [next(wants) for _ in stage.blocks])
+            rows += stage.costs(f"stages.{i}", grid, [next(wants) for _ in stage.blocks], batch)
         head = Macs(other=weight_macs(self.head, 1))
         return [*rows, Layer("head", grids[-1], head, parameters(self.norm) + parameters(self.head))]
 

@@ -185,7 +185,7 @@ class Stage(nn.Module):
             x = self.conv_positions(x, context.grid)
         return (self.norm(x) if number == len(self.blocks) - 1 else x), context
 
-    def costs(self, name: str, grid: Grid, wants: Sequence[Collection[str]]) -> list[Layer]:
+    def costs(self, name: str, grid: Grid, wants: Sequence[Collection[str]], batch: int = 1) -> list[Layer]:
         """The cost of the stage's entrance, with its positions and norm, and of every block, from its `grid` on."""
         parts: list[nn.Module] = [m for m in (self.downsample, self.positions, self.conv_positions) if m is not None]
         macs = Macs(other=sum(weight_macs(part, grid.patches) for part in parts))
@@ -195,6 +195,6 @@ class Stage(nn.Module):
             parts.append(self.carry)
         rows = [Layer(f"{name}.entrance", grid, macs, sum(map(parameters, [*parts, self.norm])))]
         for i, block in enumerate(self.blocks):
-            rows.append(block.cost(f"{name}.blocks.{i}", grid, wants[i]))
+            rows.append(block.cost(f"{name}.blocks.{i}", grid, wants[i], batch))
             grid = block.grid_after(grid)
         return rows

@@ -291,7 +291,7 @@ def maps(trial: Trial) -> None:
 @_rule(_WITH_PREFIX)
 def provides(trial: Trial) -> None:
     """What it says it provides it leaves when asked, of the right shape, and computes the same as unasked; the class
-    token's attention is the first row of its map, and prefix tokens get the same when nobody asks for the patches'."""
+    token's attention is the first row of its map, and prefix tokens get the same output when computed alone."""
     module, tokens = trial.module, trial.grid.tokens
     _known(module, "provides")
     shape: dict[str, tuple[int, ...]] = {
@@ -311,9 +311,9 @@ def provides(trial: Trial) -> None:
             if entry == "class_attention":
                 row = module.map(trial.x, trial.context, query=0)[:, :, 0]
                 same(left, row, "class_attention against the first row of the map", atol=1e-5, rtol=1e-4)
-        if module.reads_out():
-            alone, prefix = module(trial.x, trial.context.replace(prefix_only=True))[0], trial.grid.prefix
-            same(alone, plain[:, :prefix], "the prefix tokens' output when they are read alone", atol=1e-5, rtol=1e-4)
+        if module.prefix_is_full:
+            rows, prefix = module(trial.x, trial.context, prefix_rows=True)[0], trial.grid.prefix
+            same(rows, plain[:, :prefix], "the prefix tokens' output when computed alone", atol=1e-5, rtol=1e-4)
 
 
 @_rule(_WITH_PREFIX)

@@ -95,12 +95,10 @@ def convert_with_report(
         backbone.check_order()
         start_attentions(backbone.blocks, scratch=False)
         # What computes all that the original does stays the original, to the bit.
-        backbone.readout = backbone.reads_prefix and (
-            bool(backbone.tokens) or any(b.attn.name != "full" for b in backbone.blocks)
-        )
-        if backbone.reads_out:
-            found = {row.name: row.macs for row in backbone.costs()}
-            rows[-1] = dataclasses.replace(rows[-1], after=found[rows[-1].name])
+        changed = bool(backbone.tokens) or any(block.attn.name != "full" for block in backbone.blocks)
+        backbone.readout = changed and not backbone.needs_patches()
+        found = {row.name: row.macs for row in backbone.costs()}
+        rows = [dataclasses.replace(row, after=found[row.name]) for row in rows]
     if predictor is not None and any(predicts(slot.attn) for slot in slots):
         put_predictor(slots, predictor)
     note = fit_to(backbone, dense, fit) if fits(backbone) else ""
@@ -111,7 +109,7 @@ def convert_with_report(
         len(backbone.state_dict()) - sum(len(slot.attn.state_dict()) for slot in slots),
         pays_from=pays,
         reduction=Reduction.of(backbone) if is_backbone(backbone) else None,
-        readout=is_backbone(backbone) and backbone.readout,
+        tail=is_backbone(backbone) and backbone.readout,
         note=note,
     )
     if check is not None and dense is not None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Macs
+from ..backbones.class_token_tail import READOUT
 from ..integrations.weights import check_finite
 from ..sizes import size_text
 from .breakeven import LARGEST
@@ -92,7 +93,7 @@ class Reduction:
             return None
         *rows, head = backbone.costs()
         counts = [row.grid.tokens for row in rows if row.spec is not None]
-        counts += [] if backbone.reads_out else [head.grid.tokens]
+        counts += [] if backbone.tail is not None else [head.grid.tokens]
         new = tuple(name for name, _ in backbone.named_parameters() if ".reducer." in name)
         return cls(backbone.tokens, tuple(counts), new)
 
@@ -106,7 +107,7 @@ class Report:
 
     `pays_from` is the smallest square size at which one of the layers that were left as they were would be converted.
     `random_weights`: nothing was ever loaded into the model. `unserved`: paths of attentions that were found and cannot
-    be exchanged, and why. `readout`: of the last layer the class token's answer alone is computed. `note`: what else to
+    be exchanged, and why. `tail`: the last layer computes for the class token alone. `note`: what else to
     know.
     """
 
@@ -119,7 +120,7 @@ class Report:
     random_weights: bool = False
     reduction: Reduction | None = None
     unserved: tuple[tuple[str, str], ...] = ()
-    readout: bool = False
+    tail: bool = False
     note: str = ""
 
     @property
@@ -151,7 +152,7 @@ class Report:
             "unserved": [{"name": name, "reason": reason} for name, reason in self.unserved],
             "tokens_spec": self.reduction.tokens if self.reduction else None,
             "tokens": list(self.reduction.counts) if self.reduction else None,
-            "readout": self.readout,
+            READOUT: self.tail,
             "note": self.note,
             "layers": [layer.as_dict() for layer in self.layers],
         }
@@ -168,7 +169,7 @@ class Report:
         ]
         if self.reduction:
             lines.insert(1, str(self.reduction))
-        if self.readout:
+        if self.tail:
             lines.append("the last layer computes for the class token alone: no patch that leaves it is read")
         if self.left and not done:
             lines.append(self._nothing())

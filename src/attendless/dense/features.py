@@ -44,7 +44,7 @@ class Features(nn.Module):
         self.backbone = backbone
         if isinstance(backbone, ColumnarBackbone):
             any_size(backbone)
-            backbone.readout = False  # its patches are what is read
+            backbone.use_tail(False)  # a dense head reads the patches
             self.make: Any = SimplePyramid(backbone.embed_dim, backbone.patch_embed.patch_size[0])
             self.channels: Sequence[int] = self.make.channels
             self.multiple = math.lcm(*backbone.patch_embed.patch_size, self.make.coarsest)

@@ -228,10 +228,8 @@ def _path(model: nn.Module, batch: int) -> tuple[str, str]:
     """The backend of every layer on the tokens it gets, and why; layers that agree are counted together, and the first
     of them says why."""
     if is_backbone(model):
-        rows: Any = [row for row in model.costs() if row.spec is not None]  # type: ignore[operator]
-        *blocks, last = zip(model.blocks, rows, strict=True)  # type: ignore[arg-type]
-        choices = [(block.attn.name, block.choice(row.grid, batch)) for block, row in blocks]
-        choices += [(last[0].attn.name, last[0].choice(last[1].grid, batch, prefix_only=bool(model.reads_out)))]
+        rows: Any = model.costs(batch=batch)  # type: ignore[operator]
+        choices = [(row.spec.name, row.choice) for row in rows if row.spec is not None]
     else:
         choices = [(m.name, m.choice(m.grid, batch)) for m in model.modules() if isinstance(m, Attention)]
     if not choices:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention
+from ..backbones.probe import Probe
 from ..sparse.backend import every_backend
 
 #: In reading order. `selection` is an attention's choice of keys, or a reducer's of tokens; `core` all else between
@@ -125,19 +125,8 @@ class _Marks:
             now.record()
         self.log.append((self.open[-1] if self.open else "", now))
 
-    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            self.mark()
-            self.open.append(part)
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.mark()
-                self.open.pop()
-
-        marked.only_watches = True  # type: ignore[attr-defined]
-        return marked
+    def around(self, part: str, method: Callable[..., Any]) -> Probe:
+        return _Timed(method, part, self)
 
     def seconds(self) -> dict[str, float]:
         if self.device.type != "cpu":
@@ -146,6 +135,23 @@ class _Marks:
         for (_, before), (part, now) in zip(self.log, self.log[1:], strict=False):
             found[part] += now - before if self.device.type == "cpu" else before.elapsed_time(now) / 1e3
         return dict(found)
+
+
+class _Timed(Probe):
+    """A probe that marks where a part begins and ends."""
+
+    def __init__(self, method: Callable[..., Any], part: str, marks: _Marks) -> None:
+        super().__init__(method)
+        self.part, self.marks = part, marks
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.marks.mark()
+        self.marks.open.append(self.part)
+        try:
+            return self.method(*args, **kwargs)
+        finally:
+            self.marks.mark()
+            self.marks.open.pop()
 
 
 @contextlib.contextmanager

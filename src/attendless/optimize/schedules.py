@@ -85,7 +85,7 @@ def schedules(
     one."""
     timed = partial(block_times, backbone, batch_of(images, batch), budget, progress)
     cost = Cost(notes.get(f"milliseconds by tokens, batch {batch}", timed))
-    before, backbone.readout = backbone.readout, True  # as what it is converted to will be
+    before = backbone.use_tail(True)  # as `convert` does with reduced tokens
     try:
         tried = _Trials(backbone, images, cost, notes)
         if tokens != SEARCHED:
@@ -96,7 +96,7 @@ def schedules(
                 step(1)
             return evolve(tried, most, TRIALS, step)
     finally:
-        backbone.readout = before
+        backbone.use_tail(before)
 
 
 class _Trials:
@@ -208,7 +208,8 @@ class Cost:
     """Milliseconds of a backbone's blocks with the tokens that are left in each, by what was measured of blocks.
 
     Attention runs on the tokens that enter a block and the MLP on those that leave it, so a block costs the mean of
-    what it costs with either, and what merging adds. A last one that is only read out costs its part of the MACs.
+    what it costs with either, and what merging adds. A class-token-only last block costs its share of
+    the whole block's MACs.
     """
 
     def __init__(self, measured: dict[str, Any]) -> None:
@@ -222,7 +223,7 @@ class Cost:
         total = 0.0
         for i, row in enumerate(_rows(backbone)):
             kind, before, after = _kind(row), row.grid.patches, _leaving(backbone, i, row)
-            part = row.macs.total / _whole(backbone.blocks[i], row.grid) if _read_out(backbone, i) else 1.0
+            part = row.macs.total / _whole(backbone.blocks[i], row.grid) if _is_tail(backbone, i) else 1.0
             total += part * float(np.polyval(self.fits[kind], [before, after]).mean())
             if after < before:
                 total += float(np.interp(before, self.measured[kind]["merging"], self.measured[kind]["added"]))
@@ -273,9 +274,9 @@ def _rows(backbone: Any) -> list[Layer]:
     return [row for row in backbone.costs() if row.spec is not None]
 
 
-def _read_out(backbone: Any, number: int) -> bool:
-    """Whether a block is one of which only the prefix tokens are read."""
-    return bool(backbone.reads_out) and number == len(backbone.blocks) - 1
+def _is_tail(backbone: Any, number: int) -> bool:
+    """Whether a block computes for the prefix tokens alone."""
+    return backbone.tail is not None and number == len(backbone.blocks) - 1
 
 
 def _whole(block: Any, grid: Grid) -> int:
@@ -285,7 +286,7 @@ def _whole(block: Any, grid: Grid) -> int:
 
 def _leaving(backbone: Any, number: int, row: Layer) -> int:
     """How many patches there are after a block's reducer: all that entered where none is read, and none is merged."""
-    grid = row.grid if _read_out(backbone, number) else backbone.blocks[number].grid_after(row.grid)
+    grid = row.grid if _is_tail(backbone, number) else backbone.blocks[number].grid_after(row.grid)
     return int(grid.patches)
 
 

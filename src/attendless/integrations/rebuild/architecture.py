@@ -28,6 +28,7 @@ from ...backbones import (
     Pyramid,
     Stemmed,
 )
+from ...backbones.class_token_tail import READOUT
 from ...errors import UserError, unknown
 from ...sizes import input_size, model_name
 from ..resize import resize
@@ -162,7 +163,6 @@ def _values(module: nn.Module) -> dict[str, Any]:
     if isinstance(module, _ABSENT_IN_EVAL):
         return {}
     skip = {"training", "grad_checkpointing", "weight_init_mode", "fix_init", "distilled_training", "init_values"}
-    skip |= {"readout"}  # a blueprint says it
     plain = (bool, int, float, str, tuple)
     return {k: v for k, v in vars(module).items() if isinstance(v, plain) and k[0] != "_" and k not in skip}
 
@@ -173,29 +173,29 @@ def _values(module: nn.Module) -> dict[str, Any]:
 @dataclasses.dataclass(frozen=True)
 class Blueprint:
     """`attention` has the spec of every layer, or None where a model of timm's keeps its own; `tokens` the spec of what
-    reduces the tokens, or nothing; `readout` is the host's."""
+    reduces the tokens, or nothing; `tail` whether its last layer computes for the class token alone."""
 
     description: Description
     attention: tuple[str | None, ...]
     tokens: str = ""
-    readout: bool = False
+    tail: bool = False
 
     def as_dict(self) -> dict[str, Any]:
-        more = {name: value for name in ("tokens", "readout") if (value := getattr(self, name))}
+        more = {name: value for name, value in (("tokens", self.tokens), (READOUT, self.tail)) if value}
         return {**dataclasses.asdict(self.description), "attention": list(self.attention), **more}
 
     @classmethod
     def from_dict(cls, found: dict[str, Any]) -> Blueprint:
         description = Description(str(found["host"]), dict(found["arguments"]))
-        readout = bool(found.get("readout", False))
-        return cls(description, tuple(found["attention"]), str(found.get("tokens", "")), readout)
+        tail = bool(found.get(READOUT, False))
+        return cls(description, tuple(found["attention"]), str(found.get("tokens", "")), tail)
 
     def build(self) -> Any:
         """The model, its weights yet to be loaded."""
         if self.description.host != "timm":
             host: Any = self.description.build([parse(text or "full") for text in self.attention])
             host.set_tokens(self.tokens)
-            host.readout = self.readout
+            host.use_tail(self.tail)
             return host
         model = _by_name(**self.description.arguments)
         slots = find_slots(model)
@@ -217,7 +217,7 @@ def blueprint(model: Any) -> Blueprint:
     if describes(model):
         description = describe(model)
         layers = tuple(str(getattr(block.attn, "spec", "full")) for block in model.blocks)
-        return Blueprint(description, layers, getattr(model, "tokens", ""), getattr(model, "readout", False))
+        return Blueprint(description, layers, getattr(model, "tokens", ""), getattr(model, READOUT, False))
     name = model_name(model)
     if not timm.is_model(name) or not exchangeable(model):
         raise UserError(

@@ -13,6 +13,7 @@ from torch import nn
 from ...attention import Attention
 from ...backbones.block import Block
 from ...backbones.ceit import LocalBlock, LocalMlp, PooledStem
+from ...backbones.class_token_tail import ClassTokenTail
 from ...backbones.positions import FourierPositions, LearnedPositions
 from ...backbones.stem import HalvingEmbed, Merge
 from ...backbones.stemmed import ConvStem
@@ -148,7 +149,7 @@ def _check_parts(model: Any) -> None:
     if not model.blocks:
         raise UserError("the model has no blocks")
     for i, block in enumerate(model.blocks):
-        if type(block) not in (TimmBlock, Block, LocalBlock):
+        if type(block) not in (TimmBlock, Block, ClassTokenTail, LocalBlock):
             raise UserError(f"blocks.{i} is a {type(block).__name__}: only timm's pre-norm Block is supported")
         if type(block.attn) is not TimmAttention and not isinstance(block.attn, Attention):
             raise UserError(f"blocks.{i}.attn is a {type(block.attn).__name__}: only timm's Attention is supported")
