@@ -94,7 +94,7 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
     kept = ("runtime", "attention", "tokens", "latency_ms", "speedup", "quartiles", "spread", "pairs", "left", "cap")
     more = ("eager_speedup", "eager_spread")
     return [
-        {"size": options.size, "who": "timm" if row.path == "timm" else "attendless"}
+        {"size": options.size, "who": "timm" if row.setup.path == "timm" else "attendless"}
         | {name: row.as_dict()[name] for name in (*kept, *more)}
         for row in measured
     ]

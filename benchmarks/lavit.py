@@ -197,7 +197,7 @@ def race(args: argparse.Namespace) -> None:
                 build(dense, spec(vanilla, maps), None), like=dense, threads=args.threads, budget=6.0,
                 memory=False, throughput=False, parts=False,
             )  # fmt: skip
-            found[name] = {"speedup": row.speedup, "quartiles": list(row.quartiles), "ms": row.latency_ms}
+            found[name] = {"speedup": row.speedup, "quartiles": list(row.compared.quartiles), "ms": row.latency_ms}
             write(args.out / "times.json", found | {"stamp": stamp()})
             print(name, row.verdict, flush=True)
 

@@ -218,7 +218,7 @@ def race(args: argparse.Namespace) -> None:
             build(args, dense, how, attention, size), like=dense, threads=args.threads, budget=6.0,
             memory=False, throughput=False, parts=False,
         )  # fmt: skip
-        found[name] = {"speedup": row.speedup, "quartiles": list(row.quartiles), "ms": row.latency_ms}
+        found[name] = {"speedup": row.speedup, "quartiles": list(row.compared.quartiles), "ms": row.latency_ms}
         found["stamp"] = stamp()
         write(args.out / "times.json", found)
         print(name, row.verdict, flush=True)

@@ -27,10 +27,11 @@ from attendless.errors import UserError
 from attendless.measure import bench as bench_module
 from attendless.measure import parts as parts_module
 from attendless.measure import timing
+from attendless.measure.amdahl import time_share
 from attendless.measure.bench import Conditions, bench, bench_rows
-from attendless.measure.cap import time_share
+from attendless.measure.clock import Comparison
 from attendless.measure.macs import count, count_by_running
-from attendless.measure.measurement import Measurement
+from attendless.measure.measurement import Measurement, Performance, Setup, SpeedLimit
 from attendless.measure.memory import peak_memory
 from attendless.measure.parts import PARTS, parts, places, run
 from attendless.measure.plot import curves, plot, slope, slopes
@@ -50,33 +51,29 @@ def small(**changes: object) -> VisionTransformer:
     return VisionTransformer(**{**arguments, **changes}).eval()
 
 
-def a_row(**changes: object) -> Measurement:
-    row = Measurement(
-        model="deit_tiny_patch16_224",
-        attention="foveal:keep=0.1",
-        size=(384, 384),
-        tokens=577,
-        batch=1,
-        params=5_717_416,
-        macs=Macs(core=10, projections=20, mlp=30, other=40),
-        latency_ms=50.0,
-        dense_latency_ms=65.0,
-        speedup=1.31,
-        spread=0.07,
-        quartiles=(1.28, 1.35),
-        pairs=100,
-        distinguishable=True,
-        attention_share=0.5,
-        cap=2.0,
-        path="native",
-        reason="because",
-        compiled=False,
-        seed=0,
+def a_row(compared: dict[str, object] | None = None, **setup: object) -> Measurement:
+    ratios = {"ratio": 1.31, "quartiles": (1.28, 1.35), "interval": (1.3, 1.32), "pairs": 100}
+    return Measurement(
+        Setup(
+            **{
+                "model": "deit_tiny_patch16_224",
+                "attention": "foveal:keep=0.1",
+                "size": (384, 384),
+                "tokens": 577,
+                "batch": 1,
+                "params": 5_717_416,
+                "macs": Macs(core=10, projections=20, mlp=30, other=40),
+                "path": "native",
+                "reason": "because",
+                **setup,
+            }
+        ),
+        performance=Performance(latency_ms=50.0, peak_memory_mb=100.0),
+        baseline=Performance(latency_ms=65.0, peak_memory_mb=200.0),
+        compared=Comparison(**{**ratios, **(compared or {})}),
+        limit=SpeedLimit(attention_share=0.5),
         stamp=stamp(),
-        peak_memory_mb=100.0,
-        dense_peak_memory_mb=200.0,
     )
-    return dataclasses.replace(row, **changes)
 
 
 # Caps ----------------------------------------------------------------------------------------------------------------
@@ -304,8 +301,8 @@ def test_bench_finds_the_dense_model_itself() -> None:
     images = torch.randn(2, 3, 32, 32)
     assert torch.equal(twin(images), dense(images))
     row = bench(model, size=48, throughput=False, parts=False, **QUICK)
-    assert row.tokens == 37
-    assert row.time_share is None
+    assert row.setup.tokens == 37
+    assert row.limit.time_share is None
     assert model.grid().tokens == 17  # the given model keeps its size
     with pytest.raises(UserError, match="like="):
         bench(dense)
@@ -319,7 +316,7 @@ def test_rows_come_as_they_are_done_and_the_cap_before(monkeypatch: pytest.Monke
     monkeypatch.setattr(timing, "race", lambda *a, **k: (done.append("race"), real(*a, **k))[1])
     how = Conditions(**QUICK, parts=False, throughput=False, announce=lambda size, macs: done.append(f"cap {size[0]}"))
     for row in bench_rows("vit_tiny_patch16_224", ["full", "xca"], [32, 48], how):
-        done.append(f"{row.asked} {row.size[0]}")
+        done.append(f"{row.setup.asked} {row.setup.size[0]}")
     assert done == ["cap 32", "race", "full 32", "xca 32", "cap 48", "race", "full 48", "xca 48"]
 
 
@@ -341,7 +338,7 @@ def test_what_is_counted_by_running_is_counted_after_timing(monkeypatch: pytest.
     monkeypatch.setattr(timing, "by_formula", lambda model, size: None)
     monkeypatch.setattr(torch, "compile", lambda model, **how: model)
     rows = list(bench_rows("vit_tiny_patch16_224", ["full"], [32, 48], Conditions(**QUICK, compile=True)))
-    assert [row.size for row in rows] == [(32, 32), (48, 48)]
+    assert [row.setup.size for row in rows] == [(32, 32), (48, 48)]
     assert done.count("best_batch") == 4
     assert set(done[done.index("count") :]) == {"count"}
 
@@ -349,8 +346,8 @@ def test_what_is_counted_by_running_is_counted_after_timing(monkeypatch: pytest.
 def test_bench_measures_memory_in_a_process_of_its_own() -> None:
     model = convert(small(), "full")
     row = bench(model, like=nn.Sequential(small()), budget=0.05, throughput=False, parts=False)
-    assert 0.1 < row.peak_memory_mb < 30
-    assert row.dense_peak_memory_mb is None
+    assert 0.1 < row.performance.peak_memory_mb < 30
+    assert row.baseline.peak_memory_mb is None
     assert any("Sequential cannot be built again" in note for note in row.notes)
 
 
@@ -358,22 +355,22 @@ def test_bench_measures_memory_in_a_process_of_its_own() -> None:
     ("changes", "words"),
     [
         ({}, "1.31× faster (IQR 1.28–1.35)"),
-        ({"speedup": 0.8, "quartiles": (0.78, 0.82)}, "1.25× slower (speed-up 0.80, IQR 0.78–0.82)"),
         (
-            {"speedup": 1.01, "quartiles": (0.97, 1.05), "distinguishable": False},
-            "not distinguishable from the dense model (1.01×, IQR 0.97–1.05)",
+            {"ratio": 0.8, "quartiles": (0.78, 0.82), "interval": (0.79, 0.81)},
+            "1.25× slower (speed-up 0.80, IQR 0.78–0.82)",
         ),
         (
-            {"pairs": 7, "distinguishable": False},
-            "too few rounds for a verdict within the budget: 7 (median 1.31×)",
+            {"ratio": 1.01, "quartiles": (0.97, 1.05), "interval": (0.99, 1.03)},
+            "not distinguishable from the baseline (1.01×, IQR 0.97–1.05)",
         ),
+        ({"pairs": 7}, "too few rounds for a verdict within the budget: 7 (median 1.31×)"),
     ],
 )
 def test_the_verdict_is_in_words(changes: dict, words: str) -> None:
-    row = a_row(**changes)
+    row = a_row(changes)
     assert row.verdict == row.as_dict()["verdict"] == words
     _, first, second, *_ = str(row).splitlines()
-    assert first.split()[:4] == ["cap", "2.00×", "by", "MACs"]  # the cap comes before the verdict
+    assert first.split()[:5] == ["max", "speed-up", "2.00×", "by", "MACs"]  # the limit comes before the verdict
     assert words in second
 
 
@@ -387,11 +384,16 @@ def test_slope_is_the_exponent_of_a_power_law() -> None:
 
 def test_plot_draws_cost_against_tokens(tmp_path: Path) -> None:
     rows = [
-        a_row(tokens=n, latency_ms=n * 0.1, dense_latency_ms=n**2 * 1e-3, peak_memory_mb=None) for n in (256, 64, 1024)
+        dataclasses.replace(
+            a_row(tokens=n),
+            performance=Performance(latency_ms=n * 0.1),
+            baseline=Performance(latency_ms=n**2 * 1e-3, peak_memory_mb=200.0),
+        )
+        for n in (256, 64, 1024)
     ]
-    assert [n for n, _ in curves(rows)["ms"]["dense (timm)"]] == [64, 256, 1024]
-    assert slopes(rows)["ms"] == {"dense (timm)": pytest.approx(2), "foveal:keep=0.1": pytest.approx(1)}
-    assert slopes(rows)["MB at the peak"] == {"dense (timm)": pytest.approx(0)}
+    assert [n for n, _ in curves(rows)["ms"]["baseline (timm)"]] == [64, 256, 1024]
+    assert slopes(rows)["ms"] == {"baseline (timm)": pytest.approx(2), "foveal:keep=0.1": pytest.approx(1)}
+    assert slopes(rows)["MB at the peak"] == {"baseline (timm)": pytest.approx(0)}
     plot(rows, tmp_path / "cost.svg")
     text = (tmp_path / "cost.svg").read_text()
     assert "slope 2.00" in text  # matplotlib draws letters as shapes, and notes in the file what they say

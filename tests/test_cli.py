@@ -204,7 +204,7 @@ def test_bench_prints_the_cap_first_and_rows_as_they_come(tmp_path: Path, capsys
     code, text, err = inside(capsys, "bench", *words, "--threads", "1", "--json", str(out))
     assert code == 0
     starts = [line.split(":")[0] for line in text.splitlines()[:6]]
-    at = ("cap at {0} px", "full at {0} px", "xca at {0} px")
+    at = ("maximum speed-up at {0} px", "full at {0} px", "xca at {0} px")
     assert starts == [line.format(size) for size in (32, 48) for line in at]
     assert [line.split(":")[0] for line in err.splitlines()] == ["timing 3 models at 32 px", "timing 3 models at 48 px"]
     assert len(json.loads(out.read_text())["rows"]) == 4

@@ -21,7 +21,7 @@ SMALL = {"seeds": (0,), "data": "scenes:train=96,val=40", "epochs": 1, "batch": 
 ASKED = Asked(size=64, data="scenes:size=64,val=12", budget=0.3, shown=1)
 ROW = {
     "attention": "foveal:keep=0.1", "speedup": 2.63, "distinguishable": True, "tokens": 2304, "difference": -0.17,
-    "difference_ci": (-0.64, 0.31), "verdict": "not distinguishable from the dense model (1.01×, IQR 0.99–1.03)",
+    "difference_ci": (-0.64, 0.31), "verdict": "not distinguishable from the baseline (1.01×, IQR 0.99–1.03)",
 }  # fmt: skip
 
 
@@ -87,7 +87,7 @@ def test_it_says_first_how_long_the_runs_take(made) -> None:
         ({"difference": 0.0}, "foveal: 2.6× sooner at 2,304 tokens, no point lost (−0.6 to +0.3), no training"),
         (
             {"distinguishable": False},
-            "foveal: not distinguishable from the dense model (1.01×, IQR 0.99–1.03) at 2,304 tokens, "
+            "foveal: not distinguishable from the baseline (1.01×, IQR 0.99–1.03) at 2,304 tokens, "
             "0.2 points lost (−0.6 to +0.3), no training",
         ),
     ],

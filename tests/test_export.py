@@ -298,13 +298,13 @@ def test_speed_is_measured_against_eager_and_the_dense_export(tmp_path: Path) ->
 def test_bench_across_runtimes() -> None:
     fast = tiny("foveal:cell=2,tile=2")
     table = attendless.bench(fast, like=tiny(), runtimes=["eager", "pt2"], budget=0.05)
-    assert [(row.runtime, row.speedup == 1) for row in table if row.attention == "full"] == [
+    assert [(row.setup.runtime, row.speedup == 1) for row in table if row.setup.attention == "full"] == [
         ("eager", True),
         ("pt2", True),
     ]
-    ours = [row for row in table if row.attention != "full"]
-    assert [row.runtime for row in ours] == ["eager", "pt2"]
-    assert all(row.as_dict()["runtime"] == row.runtime for row in table)
+    ours = [row for row in table if row.setup.attention != "full"]
+    assert [row.setup.runtime for row in ours] == ["eager", "pt2"]
+    assert all(row.as_dict()["runtime"] == row.setup.runtime for row in table)
     # Both ratios come from one race: what a runtime gains times what attending less gains there.
     assert all(row.eager_latency_ms == table[0].latency_ms for row in table)
     assert "pt2" in str(table)

@@ -100,7 +100,7 @@ def test_without_the_library_it_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_bench_races_it() -> None:
     table = attendless.bench(tiny("foveal:cell=2,tile=2"), like=tiny(), runtimes=["onnx", "onnx-kernels"], budget=0.05)
-    assert [row.runtime for row in table if row.attention != "full"] == ["onnx", "onnx-kernels"]
+    assert [row.setup.runtime for row in table if row.setup.attention != "full"] == ["onnx", "onnx-kernels"]
 
 
 PLACES = """

@@ -58,7 +58,7 @@ def test_a_row_is_of_the_size_asked_for(name: str, monkeypatch: pytest.MonkeyPat
     from attendless.measure.bench import Conditions
 
     rows = list(bench_rows(name, ["full"], [(64, 96)], Conditions(**quick)))
-    assert [row.size for row in rows] == [(64, 96)]
+    assert [row.setup.size for row in rows] == [(64, 96)]
     assert seen == {(64, 96)}
 
 

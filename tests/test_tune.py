@@ -409,7 +409,7 @@ def test_one_command_for_the_tradeoff(photos: str, tmp_path: Path, capsys: pytes
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == [
-        f"cap at {size} px of attending less alone" for size in (32, 48)
+        f"maximum speed-up at {size} px of attending less alone" for size in (32, 48)
     ], "the caps come first"
     assert "the weights are random" in out
     assert out.count("1 of 10 images could not be read") == 1

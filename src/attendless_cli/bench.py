@@ -22,7 +22,7 @@ from . import arguments, output
 
 if TYPE_CHECKING:
     from attendless.attention import Macs
-    from attendless.measure.measurement import Measurement
+    from attendless.measure.measurement import Measurement, Performance
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     def cap(size: tuple[int, int], text: str) -> None:
         """What can be gained at most, before anything is measured, and again once more is known."""
         if told.get(size) != text:
-            print(f"cap at {size_text(size)} px: {text}", flush=True)
+            print(f"maximum speed-up at {size_text(size)} px: {text}", flush=True)
         if not told:
             contestants = (len(args.attention) or 1) * (len(args.tokens) or 1)
             contestants = (contestants + 1) * len(args.runtime) if args.runtime else contestants
@@ -102,9 +102,11 @@ def run(args: argparse.Namespace) -> None:
         rows: list[Measurement] = []
         failures: list[str] = []
         for row in bench_rows(args.model, args.attention, args.size, conditions, failures=failures, **opening):
-            cap(row.size, row.cap_text())
+            cap(row.setup.size, row.limit_text())
             if not args.runtime:  # where a row says little without the others
-                print(f"{row.label} at {size_text(row.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True)
+                print(
+                    f"{row.label} at {size_text(row.setup.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True
+                )
             rows.append(row)
     print()
     if args.runtime:
@@ -122,85 +124,99 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _cap_by_macs(macs: Macs | None) -> str:
-    from attendless.measure.measurement import cap_by_macs
+    from attendless.measure.measurement import limit_by_macs
 
     if macs is None:
         return "there is no formula for this model, so its MACs are counted by running it, after the timing"
-    return cap_by_macs(macs.cap, macs.share)
+    return limit_by_macs(macs.cap, macs.share)
 
 
 def _print_rows(title: str, rows: list[Measurement]) -> None:
     from attendless.sizes import size_text
     from attendless.stamp import stamp_line
 
-    columns = ("attention", "size", "tokens", "MACs", "ms", "dense ms", "verdict", "images/s", "dense", "MB", "dense")
+    columns = (
+        "attention",
+        "size",
+        "tokens",
+        "MACs",
+        "ms",
+        "baseline",
+        "verdict",
+        "images/s",
+        "baseline",
+        "MB",
+        "baseline",
+    )
     table = [
         (
             row.label,
-            size_text(row.size),
-            str(row.tokens or "–"),
-            output.millions(row.macs.total, 0),
+            size_text(row.setup.size),
+            str(row.setup.tokens or "–"),
+            output.millions(row.setup.macs.total, 0),
             f"{row.latency_ms:.1f}",
-            f"{row.dense_latency_ms:.1f}",
+            f"{row.baseline.latency_ms:.1f}",
             row.verdict,
-            _rate(row.throughput, row.best_batch),
-            _rate(row.dense_throughput, row.dense_best_batch),
-            _number(row.peak_memory_mb),
-            _number(row.dense_peak_memory_mb),
+            _rate(row.performance),
+            _rate(row.baseline),
+            _number(row.performance.peak_memory_mb),
+            _number(row.baseline.peak_memory_mb),
         )
         for row in rows
     ]
-    notes = [f"{row.label} at {size_text(row.size)} px runs {row.path}: {row.reason}" for row in rows]
+    notes = [f"{row.label} at {size_text(row.setup.size)} px runs {row.setup.path}: {row.setup.reason}" for row in rows]
     notes += [note for row in rows for note in row.notes]
-    batch = f" · batch {rows[0].batch}{' · compiled' if rows[0].compiled else ''}"
+    batch = f" · batch {rows[0].setup.batch}{' · compiled' if rows[0].setup.compiled else ''}"
     output.print_table(
         title + batch, columns, table, note="\n".join([*dict.fromkeys(notes), stamp_line(rows[0].stamp)])
     )
 
 
 def _print_runtimes(title: str, rows: list[Measurement], failures: list[str]) -> None:
-    """Runtime × attention: what attending less gains in a runtime, and what both gain together."""
+    """Runtime × attention: the speed-up within a runtime, and of runtime and attention together."""
     from attendless.sizes import size_text
     from attendless.stamp import stamp_line
 
-    columns = ("runtime", "attention", "size", "tokens", "ms", "× dense there", "IQR", "× timm eager", "IQR")
+    columns = ("runtime", "attention", "size", "tokens", "ms", "× same runtime", "IQR", "× timm eager", "IQR")
     table = [
         (
-            row.runtime,
-            "dense (timm)" if row.path == "timm" else row.label,
-            size_text(row.size),
-            str(row.tokens or "–"),
+            row.setup.runtime,
+            "baseline (timm)" if row.setup.path == "timm" else row.label,
+            size_text(row.setup.size),
+            str(row.setup.tokens or "–"),
             f"{row.latency_ms:.1f}",
             f"{row.speedup:.2f}",
-            f"{row.spread:.2f}",
-            _number(row.eager_speedup, 2),
-            _number(row.eager_spread, 2),
+            f"{row.compared.spread:.2f}",
+            _number(row.eager.ratio if row.eager else None, 2),
+            _number(row.eager.spread if row.eager else None, 2),
         )
         for row in rows
     ]
     notes = [f"left out: {failure}" for failure in failures]
     notes += [note for row in rows for note in row.notes]
-    notes += ["× dense there: against timm's model in the same runtime; × timm eager: against it in eager PyTorch."]
+    notes += ["× same runtime: speed-up over timm's model in that runtime; × timm eager: over it in eager PyTorch."]
     note = "\n".join([*dict.fromkeys(notes), stamp_line(rows[0].stamp)])
-    output.print_table(f"{title} · batch {rows[0].batch}", columns, table, note=note)
+    output.print_table(f"{title} · batch {rows[0].setup.batch}", columns, table, note=note)
 
 
 def _print_parts(rows: list[Measurement]) -> None:
-    """The layer view: where the milliseconds go, the dense model's line above those it is compared with."""
+    """The layer view: the time of each part of a model, the baseline's line first."""
     from attendless.measure.parts import PARTS
     from attendless.sizes import size_text
 
     table, seen = [], set()
     for row in rows:
-        lines = [("dense (timm)", row.dense_parts_ms, row.dense_whole_ms)] if row.size not in seen else []
-        seen.add(row.size)
-        for name, parts, whole in [*lines, (row.label, row.parts_ms, row.whole_ms)]:
-            if parts is not None:
+        size = row.setup.size
+        lines = [("baseline (timm)", row.baseline)] if size not in seen else []
+        seen.add(size)
+        for name, performance in [*lines, (row.label, row.performance)]:
+            if (parts := performance.parts_ms) is not None:
                 cells = (f"{parts[part]:.2f}" for part in PARTS)
-                table.append((name, size_text(row.size), *cells, f"{sum(parts.values()):.2f}", f"{whole:.2f}"))
+                whole = f"{performance.whole_ms:.2f}"
+                table.append((name, size_text(size), *cells, f"{sum(parts.values()):.2f}", whole))
     print()
-    note = "whole: the same forward without instruments, in turn with the others. Compare models by the table above."
-    output.print_table("where the milliseconds go", ("attention", "size", *PARTS, "sum", "whole"), table, note=note)
+    note = "whole: the same forward pass without instruments, interleaved. Compare models by the table above."
+    output.print_table("time of each part, in ms", ("attention", "size", *PARTS, "sum", "whole"), table, note=note)
 
 
 def _print_estimate(seconds: float) -> None:
@@ -211,8 +227,8 @@ def _print_estimate(seconds: float) -> None:
         print(f"this takes up to about {text}; --quick or a smaller --budget takes less", file=sys.stderr, flush=True)
 
 
-def _rate(rate: float | None, batch: int | None) -> str:
-    return "–" if rate is None else f"{rate:.1f} at {batch}"
+def _rate(performance: Performance) -> str:
+    return "–" if performance.throughput is None else f"{performance.throughput:.1f} at {performance.best_batch}"
 
 
 def _number(value: float | None, digits: int = 1) -> str:

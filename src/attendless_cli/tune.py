@@ -176,14 +176,17 @@ WEIGHTLESS = "the weights are random: the loss means nothing (give --weights F o
 
 def _print_cap(model: object) -> None:
     """What attending less can gain at most, before anything is timed."""
-    from attendless.measure.measurement import cap_by_macs
+    from attendless.measure.measurement import limit_by_macs
     from attendless.measure.timing import by_formula
     from attendless.sizes import input_size, size_text
 
     size = input_size(model)
     macs = by_formula(model, size)  # type: ignore[arg-type]
     if macs is not None:
-        print(f"cap at {size_text(size)} px of attending less alone: {cap_by_macs(macs.cap, macs.share)}", flush=True)
+        print(
+            f"maximum speed-up at {size_text(size)} px of attending less alone: {limit_by_macs(macs.cap, macs.share)}",
+            flush=True,
+        )
 
 
 def _print(title: str, found: list[Tuned], notes: list[str]) -> None:

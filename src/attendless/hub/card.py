@@ -53,7 +53,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "tokens": ("tokens_spec", str),
     "size": ("size", lambda size: size_text(tuple(size))),
     "ms": ("latency_ms", "{:.2f}".format),
-    "dense ms": ("dense_latency_ms", "{:.2f}".format),
+    "baseline ms": ("dense_latency_ms", "{:.2f}".format),
     "speed-up": ("speedup", "{:.2f}×".format),
     "peak MB": ("peak_memory_mb", "{:.0f}".format),
     "top-1": ("top1", "{:.1f} %".format),

@@ -1,12 +1,11 @@
-"""`bench`: what a model that attends less gains against the dense model, measured here and now.
+"""`bench`: the speed-up of a model over its baseline, measured on this machine.
 
-What is measured is what stands there. A saved file is measured as it is, or as asked; only a model given by its name is
-converted as `convert` does it, so that layers may stay full, and then the row says so.
+A saved file is measured as it is, or as asked. A model given by its name is converted as `convert` does it, so layers
+may keep full attention; the row then says so.
 
-The order matters. The cap comes first, by formula, wherever there is one; then memory, in processes of their own; then
-the contestants race; then each is looked at alone, for its best batch and its parts. Multiply-accumulates for which
-there is no formula come last, because counting them by running can make compiled models slow ever after
-(pytorch#140909).
+The order matters. The maximum speed-up comes first, by formula, wherever there is one; then memory, in processes of
+their own; then the interleaved benchmark; then the best batch and the parts of each model. Multiply-accumulates without
+a formula come last, because counting them by running can slow compiled models down for good (pytorch#140909).
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..attention import Attention, Macs, cap
+from ..attention import Attention, Macs
 from ..backbones import is_backbone
 from ..integrations.slot import exchangeable
 from ..sizes import input_size, model_name, parse_size
-from .cap import time_share
+from .amdahl import time_share
 from .macs import count
-from .measurement import Measurement
+from .measurement import Measurement, Performance, Setup, SpeedLimit
 from .runtime import find_runtimes
 from .runtime_table import EAGER, Table, time_across
 from .subject import (
@@ -39,7 +38,7 @@ from .subject import (
     resized,
     tokens_of,
 )
-from .timing import Conditions, Timed, announced, time_all
+from .timing import Alone, Conditions, Timed, announced, time_all
 
 Size = int | tuple[int, int] | str
 _DEFAULT = Conditions()
@@ -53,22 +52,29 @@ def bench(
     name: str | None = None,
     runtimes: Sequence[str] = (),
     **settings: Any,
-) -> Any:
-    """Measure `model` against the dense model `like`; without one, against the timm model it came from.
+) -> Measurement | Table:
+    """Measure `model` against a baseline.
 
-    `settings` are those of `Conditions`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`, `throughput` or
-    `parts` to leave one out. Print the result, a `Measurement`, for a summary; `as_dict()` is its JSON.
+    Args:
+        model: The model to measure.
+        like: The baseline. Default: the timm model that `model` was converted from.
+        size: Image size in pixels, S, (height, width) or "HxW". Default: the model's own.
+        name: The model's name in the result. Default: its own.
+        runtimes: Runtimes in which both models are timed, such as `["eager", "compile", "onnx", "openvino"]`.
+        **settings: The fields of `Conditions`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`,
+            `throughput` or `parts` (False leaves that measurement out).
 
-    With `runtimes`, such as `["eager", "compile", "onnx", "openvino"]`, both models race in each of them, and the
-    result is a list of measurements of latency, the dense models' among them; print it for a table.
+    Returns:
+        A `Measurement`; print it for a summary, `as_dict()` is its JSON. With `runtimes`, a `Table`: a list of
+        latency measurements, one for each model and runtime, the baselines included.
     """
     if not runtimes:
         return bench_all([model], like, size=size, name=name, **settings)[0]
     how = Conditions(**settings)
-    (sized,), dense, pixels = _sized([model], like, size)
+    (sized,), baseline, pixels = _sized([model], like, size)
     with _threads(how.threads):
-        macs = announced(dense, pixels, how)
-        timed, failures = time_across([described(sized)], described(dense), pixels, how, macs, runtimes)
+        macs = announced(baseline, pixels, how)
+        timed, failures = time_across([described(sized)], described(baseline), pixels, how, macs, runtimes)
         return Table([_row(result, name or model_name(model), how) for result in timed], failures)
 
 
@@ -80,23 +86,23 @@ def bench_all(
     name: str | None = None,
     **settings: Any,
 ) -> list[Measurement]:
-    """As `bench`, for several models that race together: their times belong to the same minutes of one machine."""
+    """As `bench`, for several models whose timing is interleaved, so that all meet the same state of the machine."""
     how = Conditions(**settings)
-    sized, dense, pixels = _sized(models, like, size)
+    sized, baseline, pixels = _sized(models, like, size)
     with _threads(how.threads):
-        macs = announced(dense, pixels, how)
-        timed = time_all([described(model) for model in sized], described(dense), pixels, how, macs)
+        macs = announced(baseline, pixels, how)
+        timed = time_all([described(model) for model in sized], described(baseline), pixels, how, macs)
         return [_row(result, name or model_name(models[0]), how) for result in timed]
 
 
 def _sized(
     models: Sequence[nn.Module], like: nn.Module | None, size: Size | None
 ) -> tuple[list[nn.Module], nn.Module, tuple[int, int]]:
-    """The models and their dense one, all of one size, and that size."""
-    dense = like if like is not None else original(models[0])
+    """The models and their baseline, all of one size, and that size."""
+    baseline = like if like is not None else original(models[0])
     pixels = parse_size(size) if size is not None else input_size(models[0])
-    *sized, dense = (m if input_size(m) == pixels else resized(m, pixels) for m in (*models, dense))
-    return sized, dense, pixels
+    *sized, baseline = (m if input_size(m) == pixels else resized(m, pixels) for m in (*models, baseline))
+    return sized, baseline, pixels
 
 
 def bench_rows(
@@ -113,12 +119,12 @@ def bench_rows(
     """One row for every size, attention and token reducer of a model opened by name (or file); `opening` goes to
     `open_model`.
 
-    The contestants of one size race together, against one dense model, and their rows come as soon as they are known.
-    Attentions of which the same remains, since their layers were left full, are one contestant. Without attentions a
-    model is measured as it is, and timm's `VisionTransformer` with `full` in our backbone.
+    The variants of one size are timed together, against one baseline, and their rows come as soon as they are known.
+    Attentions that end in the same model, because their layers kept full attention, are one variant. Without attentions
+    the model is measured as it is, and timm's `VisionTransformer` with `full` in an attendless backbone.
 
-    With `runtimes` there is a row for each of them and each contestant, the dense model among them; who cannot run
-    where is told in `failures`.
+    With `runtimes` there is a row for each runtime and variant, the baseline included; `failures` receives a line for
+    each variant that cannot run in a runtime.
     """
     find_runtimes(runtimes)
     if Path(model).is_file():
@@ -127,8 +133,8 @@ def bench_rows(
     with _threads(how.threads):
         for size in sizes or (None,):
             given = named(model, size=size, **opening)
-            dense = described(original(given.model)) if converted(given.model) else given
-            macs = announced(dense.model, input_size(dense.model), how)
+            baseline = described(original(given.model)) if converted(given.model) else given
+            macs = announced(baseline.model, input_size(baseline.model), how)
             asked = attentions or ((None,) if exchangeable(given.model) else ("full",))
             subjects = [
                 given if text is None and left is None else named(model, text, left, size=size, **opening)
@@ -137,11 +143,11 @@ def bench_rows(
             ]
             if runtimes:
                 different = [*{subject.label: subject for subject in subjects}.values()]
-                timed, told = time_across(different, dense, input_size(dense.model), how, macs, runtimes)
+                timed, told = time_across(different, baseline, input_size(baseline.model), how, macs, runtimes)
                 failures = [] if failures is None else failures
                 failures += told
             else:
-                timed = _time_once(subjects, dense, how, macs)
+                timed = _time_once(subjects, baseline, how, macs)
             if how.compile and macs is None:  # counted by running, which must come after all timing
                 waiting += timed
             else:
@@ -149,12 +155,12 @@ def bench_rows(
         yield from (_row(result, str(model), how) for result in waiting)
 
 
-def _time_once(subjects: Sequence[Subject], dense: Subject, how: Conditions, macs: Macs | None) -> list[Timed]:
-    """Time the subjects; those that came out as the same model are timed as one, and it is said."""
+def _time_once(subjects: Sequence[Subject], baseline: Subject, how: Conditions, macs: Macs | None) -> list[Timed]:
+    """Time the subjects; those that came out as the same model are timed once, and a note says so."""
     first: dict[str, Subject] = {}
     for subject in subjects:
         first.setdefault(subject.label, subject)
-    timed = time_all([*first.values()], dense, input_size(dense.model), how, macs)
+    timed = time_all([*first.values()], baseline, input_size(baseline.model), how, macs)
     found = {result.subject.label: result for result in timed}
     results = []
     for subject in subjects:
@@ -165,68 +171,63 @@ def _time_once(subjects: Sequence[Subject], dense: Subject, how: Conditions, mac
     return results
 
 
-# Counting and writing down -------------------------------------------------------------------------------------------
+# Results ----------------------------------------------------------------------------------------------------------
 
 
 def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
     model: Any = timed.subject.model
     left = timed.subject.left()
-    compared = timed.race.compare(timed.place, timed.against)
-    first = timed.race.compare(timed.place, EAGER) if EAGER in timed.race.seconds else None
-    dense_macs = timed.dense_macs or count(timed.dense, timed.size)
     path, reason = _path(model, how.batch)
-    alone, dense = timed.alone, timed.dense_alone
-    of_time = time_share(dense.parts.ms) if dense.parts else None
-    return Measurement(
+    setup = Setup(
         model=name,
         attention=timed.subject.attention,
+        size=timed.size,
+        batch=how.batch,
+        params=sum(parameter.numel() for parameter in model.parameters()),
+        macs=count(model, timed.size),
+        path=path,
+        reason=reason,
+        tokens=model.grid(timed.size).tokens if hasattr(model, "grid") else None,
         tokens_spec=tokens_of(model) or None,
         asked=timed.subject.asked,
         left_full=left.count,
         left=left.words,
-        size=timed.size,
-        tokens=model.grid(timed.size).tokens if hasattr(model, "grid") else None,
-        batch=how.batch,
-        params=sum(parameter.numel() for parameter in model.parameters()),
-        macs=count(model, timed.size),
-        latency_ms=1e3 * timed.race.median(timed.place),
-        dense_latency_ms=1e3 * timed.race.median(timed.against),
-        speedup=compared.ratio,
-        spread=compared.spread,
-        quartiles=compared.quartiles,
-        pairs=compared.pairs,
-        distinguishable=compared.distinguishable,
-        best_batch=alone.rate[0],
-        throughput=alone.rate[1],
-        dense_best_batch=dense.rate[0],
-        dense_throughput=dense.rate[1],
-        peak_memory_mb=alone.memory.peak if alone.memory else None,
-        dense_peak_memory_mb=dense.memory.peak if dense.memory else None,
-        process_memory_mb=alone.memory.process if alone.memory else None,
-        attention_share=dense_macs.share,
-        cap=dense_macs.cap,
-        time_share=of_time,
-        time_cap=cap(of_time) if of_time is not None else None,
-        parts_ms=alone.parts.ms if alone.parts else None,
-        dense_parts_ms=dense.parts.ms if dense.parts else None,
-        whole_ms=alone.parts.whole_ms if alone.parts else None,
-        dense_whole_ms=dense.parts.whole_ms if dense.parts else None,
-        path=path,
-        reason=reason,
-        compiled=how.compile,
-        notes=tuple(filter(None, (*timed.subject.notes, alone.note, dense.note, _untested(timed.stamp)))),
-        seed=how.seed,
-        stamp=timed.stamp,
         runtime="compile" if how.compile else timed.runtime,
-        eager_latency_ms=1e3 * timed.race.median(EAGER) if first else None,
-        eager_speedup=first.ratio if first else None,
-        eager_spread=first.spread if first else None,
+        compiled=how.compile,
+        seed=how.seed,
+    )
+    baseline_macs, parts = timed.baseline_macs or count(timed.baseline, timed.size), timed.baseline_alone.parts
+    with_eager = EAGER in timed.race.seconds
+    return Measurement(
+        setup,
+        performance=_performance(timed.race.median(timed.place), timed.alone),
+        baseline=_performance(timed.race.median(timed.against), timed.baseline_alone),
+        compared=timed.race.compare(timed.place, timed.against),
+        limit=SpeedLimit(baseline_macs.share, time_share(parts.ms) if parts else None),
+        stamp=timed.stamp,
+        notes=tuple(
+            filter(None, (*timed.subject.notes, timed.alone.note, timed.baseline_alone.note, _untested(timed.stamp)))
+        ),
+        eager=timed.race.compare(timed.place, EAGER) if with_eager else None,
+        eager_latency_ms=1e3 * timed.race.median(EAGER) if with_eager else None,
+    )
+
+
+def _performance(seconds: float, alone: Alone) -> Performance:
+    (batch, rate), memory, parts = alone.rate, alone.memory, alone.parts
+    return Performance(
+        latency_ms=1e3 * seconds,
+        throughput=rate,
+        best_batch=batch,
+        peak_memory_mb=memory.peak if memory else None,
+        process_memory_mb=memory.process if memory else None,
+        parts_ms=parts.ms if parts else None,
+        whole_ms=parts.whole_ms if parts else None,
     )
 
 
 def _path(model: nn.Module, batch: int) -> tuple[str, str]:
-    """The backend of every layer on the tokens it gets, and why; layers that agree are counted together, and the first
-    of them says why."""
+    """The backend of every layer on the tokens it receives, and the reason; equal layers are counted together."""
     if is_backbone(model):
         rows: Any = model.costs(batch=batch)  # type: ignore[operator]
         choices = [(row.spec.name, row.choice) for row in rows if row.spec is not None]

@@ -1,7 +1,8 @@
-"""Multiply-accumulates: by formula for our backbones, by running the model for any other, and the one checked by the other.
+"""Multiply-accumulates: by formula for attendless backbones, by running the model for any other.
 
-A fused multiply-add counts once. The formulas count the function computed, whatever kernel computes it; running counts
-what PyTorch executed (its FlopCounterMode, halved), so the two agree on dense paths and the audit can tell.
+A fused multiply-add counts once. The formulas count the function computed, whatever kernel computes it. Running counts
+what PyTorch executes (its FlopCounterMode, halved). Both agree where PyTorch computes the whole product, and tests
+compare them.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ REST = "all else (counted by running)"
 def layer_costs(model: nn.Module, size: int | tuple[int, int] | None = None) -> list[Layer]:
     """A model's cost layer by layer, for one image of `size` (its own size if none is given).
 
-    Everything in our backbones is counted by formula. Of timm's Swin, PVT v2 and XCiT, at their own size, the blocks are;
-    what is around them is counted by running, as what they leave of the whole.
+    attendless backbones are counted by formula. Of timm's Swin, PVT v2 and XCiT, at their own size, the blocks are
+    counted by formula; the remainder of the model is counted by running it.
     """
     if is_backbone(model):
         return model.costs(to_2tuple(size) if size else None)  # type: ignore[operator]

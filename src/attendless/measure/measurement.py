@@ -1,4 +1,4 @@
-"""A measurement: one model, at one size, against the dense model it came from, on this machine."""
+"""A measurement: one model, at one size, compared with its baseline on this machine."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from ..attention import Macs
+from ..attention import Macs, cap
 from ..stamp import stamp_line
-from .clock import enough
+from .clock import Comparison
 
 
 @dataclasses.dataclass(frozen=True)
-class Measurement:
-    """One row. Times are milliseconds a call, memory MB (10⁶ bytes), throughput images a second.
+class Setup:
+    """What was measured, and how.
 
-    `attention` is what was measured. Where `asked` is something else, `left_full` layers stayed as they were, because
-    attending less does not pay there; `left` says so in words.
-
-    `peak_memory_mb` is what the model adds to a running PyTorch, `process_memory_mb` the whole of that process.
-
-    `speedup` is the median of the paired ratios dense / this, `spread` their interquartile range. The shares and caps
-    are the dense model's: what its attention core takes, and the most that any attention in its place could gain.
+    `attention` is what the model attends with. If `asked` differs from it, `left_full` layers kept their attention
+    because attending less does not pay there; `left` says so in words. `tokens` is the number of tokens that enter the
+    first layer, `tokens_spec` the token reducer. `path` names the backend of every layer and `reason` says why.
     """
 
     model: str
@@ -30,131 +26,188 @@ class Measurement:
     batch: int
     params: int
     macs: Macs
-    latency_ms: float
-    dense_latency_ms: float
-    speedup: float
-    spread: float
-    quartiles: tuple[float, float]
-    pairs: int
-    distinguishable: bool
-    attention_share: float
-    cap: float | None
     path: str
     reason: str
-    compiled: bool
-    seed: int
-    stamp: Mapping[str, Any]
+    tokens: int | None = None
+    tokens_spec: str | None = None
     asked: str | None = None
     left_full: int = 0
     left: str = ""
-    tokens: int | None = None
-    tokens_spec: str | None = None
+    runtime: str = "eager"
+    compiled: bool = False
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Performance:
+    """What one model needs: milliseconds per call, images per second at its best batch, megabytes (10⁶ bytes).
+
+    `peak_memory_mb` is what the model adds to a running PyTorch process, `process_memory_mb` the whole process.
+    `parts_ms` splits an instrumented forward pass; `whole_ms` is a forward pass without instruments, interleaved with
+    the instrumented ones.
+    """
+
+    latency_ms: float
     throughput: float | None = None
     best_batch: int | None = None
-    dense_throughput: float | None = None
-    dense_best_batch: int | None = None
     peak_memory_mb: float | None = None
-    dense_peak_memory_mb: float | None = None
     process_memory_mb: float | None = None
-    time_share: float | None = None
-    time_cap: float | None = None
     parts_ms: Mapping[str, float] | None = None
-    dense_parts_ms: Mapping[str, float] | None = None
-    #: A forward without instruments, timed in turn with those whose parts were.
     whole_ms: float | None = None
-    dense_whole_ms: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SpeedLimit:
+    """Amdahl's law for the baseline: the share of its attention core, by MACs and by time, and the most that any other
+    attention could gain. None stands for not measured (`time_share`) or unbounded (a cap)."""
+
+    attention_share: float
+    time_share: float | None = None
+
+    @property
+    def cap(self) -> float | None:
+        return cap(self.attention_share)
+
+    @property
+    def time_cap(self) -> float | None:
+        return None if self.time_share is None else cap(self.time_share)
+
+    def __str__(self) -> str:
+        by_time = "" if self.time_share is None else f", {_times(self.time_cap)} by time ({self.time_share:.1%})"
+        return limit_by_macs(self.cap, self.attention_share) + by_time
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One row: the setup, the model's performance, the baseline's, and the paired comparison of both.
+
+    `compared` holds the paired latency ratios baseline / model. `eager` is the comparison with timm's model in eager
+    PyTorch, where several runtimes were timed together, and `eager_latency_ms` that model's latency.
+    """
+
+    setup: Setup
+    performance: Performance
+    baseline: Performance
+    compared: Comparison
+    limit: SpeedLimit
+    stamp: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-    #: What ran both models; and, where several runtimes raced, how both compare with timm's model in eager PyTorch.
-    runtime: str = "eager"
+    eager: Comparison | None = None
     eager_latency_ms: float | None = None
-    eager_speedup: float | None = None
-    eager_spread: float | None = None
 
     @property
     def label(self) -> str:
-        """What was measured, and what was asked for if that is something else."""
-        what = made_of(self.attention, self.tokens_spec)
-        return f"{what} (asked {self.asked}; {self.left})" if self.left else what
+        """What was measured, and what was asked for if that differs."""
+        setup = self.setup
+        what = made_of(setup.attention, setup.tokens_spec)
+        return f"{what} (asked {setup.asked}; {setup.left})" if setup.left else what
+
+    @property
+    def latency_ms(self) -> float:
+        return self.performance.latency_ms
+
+    @property
+    def speedup(self) -> float:
+        """Median of the paired latency ratios baseline / model."""
+        return self.compared.ratio
 
     @property
     def verdict(self) -> str:
-        low, high = self.quartiles
+        """The comparison in words; a difference is claimed only if it is statistically significant."""
+        ratio, (low, high) = self.speedup, self.compared.quartiles
         quartiles = f"IQR {low:.2f}–{high:.2f}"
-        if not enough(self.pairs):
-            return f"too few rounds for a verdict within the budget: {self.pairs} (median {self.speedup:.2f}×)"
-        if not self.distinguishable:
-            return f"not distinguishable from the dense model ({self.speedup:.2f}×, {quartiles})"
-        if self.speedup > 1:
-            return f"{self.speedup:.2f}× faster ({quartiles})"
-        return f"{1 / self.speedup:.2f}× slower (speed-up {self.speedup:.2f}, {quartiles})"
+        if not self.compared.enough:
+            return f"too few rounds for a verdict within the budget: {self.compared.pairs} (median {ratio:.2f}×)"
+        if not self.compared.distinguishable:
+            return f"not distinguishable from the baseline ({ratio:.2f}×, {quartiles})"
+        if ratio > 1:
+            return f"{ratio:.2f}× faster ({quartiles})"
+        return f"{1 / ratio:.2f}× slower (speed-up {ratio:.2f}, {quartiles})"
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as JSON; the stamp stands once beside the rows."""
-        row = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "stamp"}
-        return row | {
-            "size": list(self.size),
-            "macs": self.macs.as_dict(),
-            "quartiles": list(self.quartiles),
+        """The row as flat JSON, without the stamp. Keys that begin with `dense_` are the baseline's."""
+        setup = {field.name: getattr(self.setup, field.name) for field in dataclasses.fields(self.setup)}
+        baseline = {f"dense_{key}": value for key, value in _flat(self.baseline).items() if key != "process_memory_mb"}
+        limit = self.limit
+        return {
+            **setup,
+            "size": list(self.setup.size),
+            "macs": self.setup.macs.as_dict(),
+            **_flat(self.performance),
+            **baseline,
+            "speedup": self.speedup,
+            "spread": self.compared.spread,
+            "quartiles": list(self.compared.quartiles),
+            "pairs": self.compared.pairs,
+            "distinguishable": self.compared.distinguishable,
             "verdict": self.verdict,
+            "attention_share": limit.attention_share,
+            "cap": limit.cap,
+            "time_share": limit.time_share,
+            "time_cap": limit.time_cap,
             "notes": list(self.notes),
+            "eager_latency_ms": self.eager_latency_ms,
+            "eager_speedup": self.eager.ratio if self.eager else None,
+            "eager_spread": self.eager.spread if self.eager else None,
         }
 
-    def cap_text(self) -> str:
-        """What can be gained at most, to be read before what was."""
-        beyond = "for attending less alone: fewer tokens gain beyond it" if self.tokens_spec else ""
-        return ", ".join(filter(None, (cap_by_macs(self.cap, self.attention_share), self.cap_by_time(), beyond)))
-
-    def cap_by_time(self) -> str:
-        """Empty if the parts were not timed."""
-        return "" if self.time_share is None else f"{_times(self.time_cap)} by time ({self.time_share:.1%})"
+    def limit_text(self) -> str:
+        """The maximum speed-up, to be read before the measured one."""
+        beyond = ", for attending less alone: token reduction can exceed it" if self.setup.tokens_spec else ""
+        return f"{self.limit}{beyond}"
 
     def __str__(self) -> str:
-        height, width = self.size
-        title = [self.model, self.label, f"{height}x{width}", f"batch {self.batch}"]
-        title += ["compiled"] if self.compiled else []
-        macs = {name: f"{value / 1e6:,.1f}" for name, value in self.macs.as_dict().items()}
+        setup, (height, width) = self.setup, self.setup.size
+        title = [setup.model, self.label, f"{height}x{width}", f"batch {setup.batch}"]
+        title += ["compiled"] if setup.compiled else []
+        macs = {name: f"{value / 1e6:,.1f}" for name, value in setup.macs.as_dict().items()}
         lines = {
-            "cap": self.cap_text(),
+            "max speed-up": self.limit_text(),
             "verdict": self.verdict,
-            "latency": f"{self.latency_ms:.2f} ms, dense {self.dense_latency_ms:.2f} ms ({self.pairs} pairs)",
-            "throughput": _throughput(self),
-            "memory": _memory(self),
+            "latency": f"{self.latency_ms:.2f} ms, baseline {self.baseline.latency_ms:.2f} ms "
+            f"({self.compared.pairs} pairs)",
+            "throughput": _throughput(self.performance, self.baseline),
+            "memory": _memory(self.performance, self.baseline),
             "MACs": f"{macs.pop('total')} M: " + ", ".join(f"{name} {value}" for name, value in macs.items()),
-            "backend": f"{self.path}: {self.reason}",
-            "time": _parts(self.parts_ms),
-            "dense time": _parts(self.dense_parts_ms),
+            "backend": f"{setup.path}: {setup.reason}",
+            "time": _parts(self.performance.parts_ms),
+            "baseline": _parts(self.baseline.parts_ms),
             "machine": stamp_line(self.stamp),
-            "note": "\n              ".join(self.notes),
+            "note": ("\n" + 16 * " ").join(self.notes),
         }
-        body = [f"  {name:<12}{text}" for name, text in lines.items() if text]
+        body = [f"  {name:<14}{text}" for name, text in lines.items() if text]
         return "\n".join([" · ".join(filter(None, title)), *body])
 
 
 def made_of(attention: str, tokens: str | None) -> str:
-    """A model in short: what it attends with, and what reduces its tokens."""
+    """A short label of a model: its attention and, if there is one, its token reducer."""
     return f"{attention} · {tokens}" if tokens else attention
 
 
-def cap_by_macs(cap: float | None, share: float) -> str:
-    return f"{_times(cap)} by MACs (the core is {share:.1%} of the dense model's)"
+def limit_by_macs(limit: float | None, share: float) -> str:
+    return f"{_times(limit)} by MACs (the attention core is {share:.1%} of the baseline's)"
 
 
-def _times(cap: float | None) -> str:
-    return "unbounded" if cap is None else f"{cap:.2f}×"
+def _flat(performance: Performance) -> dict[str, Any]:
+    return {field.name: getattr(performance, field.name) for field in dataclasses.fields(performance)}
 
 
-def _throughput(row: Measurement) -> str:
-    if row.throughput is None:
+def _times(limit: float | None) -> str:
+    return "unbounded" if limit is None else f"{limit:.2f}×"
+
+
+def _throughput(model: Performance, baseline: Performance) -> str:
+    if model.throughput is None:
         return ""
-    dense = f", dense {row.dense_throughput:.1f} at {row.dense_best_batch}" if row.dense_throughput else ""
-    return f"{row.throughput:.1f} images/s at batch {row.best_batch}{dense}"
+    other = f", baseline {baseline.throughput:.1f} at {baseline.best_batch}" if baseline.throughput else ""
+    return f"{model.throughput:.1f} images/s at batch {model.best_batch}{other}"
 
 
-def _memory(row: Measurement) -> str:
-    if row.peak_memory_mb is None:
+def _memory(model: Performance, baseline: Performance) -> str:
+    if model.peak_memory_mb is None:
         return ""
-    dense = f", dense {row.dense_peak_memory_mb:.1f} MB" if row.dense_peak_memory_mb is not None else ""
-    return f"{row.peak_memory_mb:.1f} MB at the peak{dense}"
+    other = f", baseline {baseline.peak_memory_mb:.1f} MB" if baseline.peak_memory_mb is not None else ""
+    return f"{model.peak_memory_mb:.1f} MB at the peak{other}"
 
 
 def _parts(parts: Mapping[str, float] | None) -> str:

@@ -24,14 +24,14 @@ def slope(points: Sequence[Point]) -> float | None:
 
 
 def curves(rows: Sequence[Measurement]) -> dict[str, dict[str, list[Point]]]:
-    """What is drawn: for each panel, the points of the dense model and of every attention, by rising token count."""
+    """The points of each panel: of the baseline and of every attention, by rising token count."""
     panels: dict[str, dict[str, list[Point]]] = {}
-    for panel, cost, dense in _PANELS:
+    for panel, cost, baseline in _PANELS:
         lines: dict[str, dict[float, float]] = {}
         for row in rows:
-            for name, value in (("dense (timm)", dense(row)), (row.label, cost(row))):
-                if row.tokens is not None and value is not None:
-                    lines.setdefault(name, {})[row.tokens] = value
+            for name, value in (("baseline (timm)", baseline(row)), (row.label, cost(row))):
+                if row.setup.tokens is not None and value is not None:
+                    lines.setdefault(name, {})[row.setup.tokens] = value
         panels[panel] = {name: sorted(points.items()) for name, points in lines.items()}
     return panels
 
@@ -71,7 +71,7 @@ def plot(rows: Sequence[Measurement], path: str | Path) -> None:
         axis.xaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
         axis.grid(which="both", alpha=0.2)
         axis.legend(fontsize=8)
-    figure.suptitle(f"{rows[0].model}, batch {rows[0].batch}", fontsize=11)
+    figure.suptitle(f"{rows[0].setup.model}, batch {rows[0].setup.batch}", fontsize=11)
     figure.supxlabel(stamp_line(rows[0].stamp), fontsize=6)
     with atomic(path) as temporary:
         figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower())
@@ -79,6 +79,6 @@ def plot(rows: Sequence[Measurement], path: str | Path) -> None:
 
 _Cost = Callable[[Measurement], float | None]
 _PANELS: tuple[tuple[str, _Cost, _Cost], ...] = (
-    ("ms", lambda row: row.latency_ms, lambda row: row.dense_latency_ms),
-    ("MB at the peak", lambda row: row.peak_memory_mb, lambda row: row.dense_peak_memory_mb),
+    ("ms", lambda row: row.latency_ms, lambda row: row.baseline.latency_ms),
+    ("MB at the peak", lambda row: row.performance.peak_memory_mb, lambda row: row.baseline.peak_memory_mb),
 )

@@ -1,4 +1,4 @@
-"""What is measured: a model, and how a process of its own builds it again without being handed any code."""
+"""What is measured: a model, and how another process builds it again from plain data."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .memory import Memory, peak_memory
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model, the attention that stands in it, and the `module:function` and JSON-able arguments that build its like.
+    """A model, its attention, and the `module:function` with JSON arguments that builds the same model again.
 
     `build` is "" if nothing can build it. `asked` is the attention asked for, if one was. `notes` are
-    what must be known to read a measurement of it.
+    remarks that belong beside its measurement.
     """
 
     model: nn.Module
@@ -63,7 +63,7 @@ class Subject:
         return made_of(self.attention, tokens_of(self.model))
 
     def left(self) -> Left:
-        """The layers that were not given what was asked for, because it does not pay there."""
+        """The layers that did not receive the attention asked for, because it does not pay there."""
         if self.asked is None:
             return Left()
         slots = find_slots(self.model)
@@ -87,8 +87,8 @@ def named(model: str, attention: str | None = None, tokens: str | None = None, *
     """A model opened by its name or file, as it is or with attention and tokens as asked; `opening` goes to
     `open_model`.
 
-    What is opened as it is, a process of its own opens again. What was converted is described as it stands, so that
-    nobody decides a second time which layers stay full.
+    Another process opens an unconverted model again by name. A converted one is described as it is, so that which
+    layers keep full attention is decided once.
     """
     opened = open_model(model, attention=attention, tokens=tokens, **opening)
     random = random_weights(model, weights=opening.get("weights"), pretrained=opening.get("pretrained", False))
@@ -110,12 +110,12 @@ def described(model: nn.Module) -> Subject:
 
 
 def converted(model: nn.Module) -> bool:
-    """Whether any attention in a model is one of ours."""
+    """Whether any attention in a model is one of attendless."""
     return any(isinstance(module, Attention) for module in model.modules())
 
 
 def attention_of(model: nn.Module) -> str:
-    """What a model's layers attend with, in the shortest text; a layer that timm made otherwise goes by its class."""
+    """The attention of a model's layers, in the shortest text; other attentions of timm go by their class name."""
     if isinstance(model, VisionTransformer) and not converted(model):
         return "full"
     if is_backbone(model):
@@ -127,12 +127,12 @@ def attention_of(model: nn.Module) -> str:
 
 
 def tokens_of(model: nn.Module) -> str:
-    """What reduces a model's tokens, as a spec; empty if nothing does."""
+    """The spec of a model's token reducer; empty if there is none."""
     return str(getattr(model, "tokens", "")) if is_backbone(model) else ""
 
 
 def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:
-    """The model of a blueprint, or the one of timm's behind it, every weight written so that all of it is resident."""
+    """The model of a blueprint, or timm's model behind it. Every weight is written, so that all memory is resident."""
     found = Blueprint.from_dict(plan)
     model = _timms(found) if timms else found.build()
     with torch.no_grad():
@@ -142,19 +142,19 @@ def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:
 
 
 def original(model: nn.Module) -> nn.Module:
-    """The dense model that one which attends less is compared with, with the weights they share.
+    """The baseline of a converted model, with the weights both share.
 
-    It is the timm model, with its own fused attention, that the given one came from; a pyramid or an LV-ViT of ours,
-    which comes from none, is compared with itself under full attention and with every token.
+    It is the timm model, with its own fused attention, that the given one was converted from. A hierarchical model or
+    an LV-ViT of attendless, which has no counterpart in timm, is compared with itself under full attention.
     """
     if not converted(model):
-        raise UserError(f"{type(model).__name__} was not converted by attendless: give the dense model as like=")
+        raise UserError(f"{type(model).__name__} was not converted by attendless: give the baseline as like=")
     if isinstance(model, Pyramid | LVViT):
         return convert(model, "full", tokens="none")
-    dense = _timms(blueprint(model))
-    take_weights(dense, model.state_dict())
+    baseline = _timms(blueprint(model))
+    take_weights(baseline, model.state_dict())
     first = next(model.parameters())
-    return dense.to(first.device, first.dtype).eval()
+    return baseline.to(first.device, first.dtype).eval()
 
 
 def _timms(plan: Blueprint) -> nn.Module:
@@ -171,7 +171,7 @@ def resized(model: nn.Module, size: tuple[int, int]) -> nn.Module:
 
 
 def images_for(model: nn.Module, size: tuple[int, int], batch: int) -> Tensor:
-    """Noise, the same for every contestant."""
+    """Noise, the same for every variant."""
     first = next(model.parameters())
     noise = torch.randn(batch, channels(model), *size, generator=torch.Generator().manual_seed(0))
     return noise.to(first.device, first.dtype)

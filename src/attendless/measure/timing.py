@@ -1,4 +1,4 @@
-"""Timing the contestants of one image size: the cap is told, then comes memory, then the race, then each alone."""
+"""Timing the variants of one image size: memory first, then the interleaved benchmark, then each model alone."""
 
 from __future__ import annotations
 
@@ -26,18 +26,26 @@ from .parts import Parts, parts
 from .subject import Subject, images_for
 from .throughput import best_batch
 
-#: The dense model's place in a race.
-DENSE = "dense"
+#: The baseline's name in an interleaved benchmark.
+BASELINE = "baseline"
 #: Seconds that starting a process, importing PyTorch in it and building a model take, more or less.
 _CHILD = 6.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Conditions:
-    """How to measure. `budget` is the seconds each contestant may race; what is switched off is left out of the row.
+    """How to measure.
 
-    `progress` is told each step as it begins, `announce` what the dense model costs at a size, before it is measured
-    (None: only running it would tell, which comes last).
+    Attributes:
+        batch: Images per call.
+        threads: CPU threads; None leaves PyTorch's setting.
+        compile: Whether every model is compiled with `torch.compile`.
+        budget: Seconds of interleaved timing per variant.
+        memory, throughput, parts: Whether these are measured as well.
+        seed: Seed of the order in which the variants are called.
+        progress: Called with a line of text at the beginning of each step.
+        announce: Called with a size and the baseline's MACs before anything is measured at that size; the MACs are None
+            if only running the model can count them.
     """
 
     batch: int = 1
@@ -56,15 +64,15 @@ class Conditions:
             given = f"batch={self.batch}, budget={self.budget}, threads={self.threads}"
             raise UserError(f"{given}: expected a batch and threads of at least 1 and a budget of more than 0 seconds")
 
-    def seconds(self, contestants: int, sizes: int = 1) -> float:
-        """How long measuring so many contestants at so many sizes should take at most, unless a call takes seconds."""
+    def seconds(self, variants: int, sizes: int = 1) -> float:
+        """An upper estimate of the seconds that measuring so many variants at so many sizes takes."""
         alone = _CHILD * self.memory + self.budget * self.throughput + self.budget / 2 * self.parts
-        return sizes * (self.budget * contestants + alone * (contestants + 1))
+        return sizes * (self.budget * variants + alone * (variants + 1))
 
 
 @dataclasses.dataclass(frozen=True)
 class Alone:
-    """What is measured of one model alone."""
+    """What is measured of one model outside the interleaved benchmark."""
 
     memory: Memory | None = None
     rate: tuple[int | None, float | None] = (None, None)
@@ -74,37 +82,37 @@ class Alone:
 
 @dataclasses.dataclass(frozen=True)
 class Timed:
-    """One contestant's results before anything is counted."""
+    """One variant's results, before MACs are counted."""
 
     subject: Subject
-    dense: nn.Module
-    dense_macs: Macs | None
+    baseline: nn.Module
+    baseline_macs: Macs | None
     size: tuple[int, int]
     race: Race
     place: str
     alone: Alone
-    dense_alone: Alone
+    baseline_alone: Alone
     stamp: dict[str, Any]
-    #: The dense model's place, and the runtime both are in.
-    against: str = DENSE
+    #: The baseline's name in the benchmark, and the runtime of both models.
+    against: str = BASELINE
     runtime: str = "eager"
 
 
-def announced(dense: nn.Module, size: tuple[int, int], how: Conditions) -> Macs | None:
-    """What the dense model costs, told as soon as it is there; a batch that cannot be is refused then, too."""
+def announced(baseline: nn.Module, size: tuple[int, int], how: Conditions) -> Macs | None:
+    """The baseline's MACs by formula, announced before any timing. Raises if the batch does not fit into memory."""
     refuse_while_loading("a measurement")
-    check_room(dense, size, how.batch)
-    macs = by_formula(dense, size)
+    check_room(baseline, size, how.batch)
+    macs = by_formula(baseline, size)
     how.announce(size, macs)
     return macs
 
 
 def time_all(
-    subjects: Sequence[Subject], dense: Subject, size: tuple[int, int], how: Conditions, dense_macs: Macs | None
+    subjects: Sequence[Subject], baseline: Subject, size: tuple[int, int], how: Conditions, baseline_macs: Macs | None
 ) -> list[Timed]:
-    """Time the subjects, by turns, against the dense model, of which `announced` has told the cost."""
+    """Time the subjects against the baseline, interleaved. `baseline_macs` is what `announced` returned."""
     where = f"at {size_text(size)} px"
-    places = {DENSE: dense} | {str(i): subject for i, subject in enumerate(subjects)}
+    places = {BASELINE: baseline} | {str(i): subject for i, subject in enumerate(subjects)}
     memories: dict[str, Memory | str] = {}
     for place, subject in places.items():
         if how.memory:
@@ -113,11 +121,11 @@ def time_all(
     models = {place: subject.model for place, subject in places.items()}
     with evaluating(models.values()), torch.inference_mode(), told_if_full(size, how.batch):
         how.progress(f"timing {len(models)} models {where}")
-        images = images_for(dense.model, size, how.batch)
+        images = images_for(baseline.model, size, how.batch)
         calls = {place: _call(model, images, how) for place, model in models.items()}
         for place, call in calls.items():
             check_answer(call(), f"{_label(place, places[place])} {where}")
-        device = next(dense.model.parameters()).device
+        device = next(baseline.model.parameters()).device
         timer = device_timer(device)
         raced = race(calls, timer=timer, budget=how.budget * len(subjects), seed=how.seed)
         alone = {}
@@ -127,14 +135,24 @@ def time_all(
             alone[place] = _measure_alone(model, images, memories.get(place), raced.median(place), how)
     marks = stamp(device)
     return [
-        Timed(places[place], dense.model, dense_macs, size, raced, place, alone[place], alone[DENSE], marks)
+        Timed(
+            subject=places[place],
+            baseline=baseline.model,
+            baseline_macs=baseline_macs,
+            size=size,
+            race=raced,
+            place=place,
+            alone=alone[place],
+            baseline_alone=alone[BASELINE],
+            stamp=marks,
+        )
         for place in models
-        if place != DENSE
+        if place != BASELINE
     ]
 
 
 def _memory(subject: Subject, size: tuple[int, int], how: Conditions) -> Memory | str:
-    """The measured memory, or why there is none."""
+    """The measured memory, or the reason why there is none."""
     try:
         return subject.memory(size, batch=how.batch, threads=how.threads)
     except MemoryFull:  # this process would fare no better
@@ -189,25 +207,25 @@ def _largest_batch(memory: Memory | None, device: torch.device, batch: int, ceil
     return max(1, min(ceiling, int(left / 1e6 / 2 / image)))
 
 
-def by_formula(dense: nn.Module, size: tuple[int, int]) -> Macs | None:
-    """The multiply-accumulates of a model that one of our backbones can stand for; None if only running it would tell."""
-    counted = stand_in(dense)
+def by_formula(baseline: nn.Module, size: tuple[int, int]) -> Macs | None:
+    """The MACs of a model that an attendless backbone can describe; None if only running the model can count them."""
+    counted = stand_in(baseline)
     return None if counted is None else count(counted, size)
 
 
 def check_answer(answer: Any, whose: str) -> None:
-    """A model whose answers are no numbers may be quick, but there is nothing to be quick for."""
+    """Raise if the model's output holds NaN or infinity: such a model is not worth timing."""
     leaves = (leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor))
     check_finite((("its output", leaf) for leaf in leaves), f"{whose} cannot be measured")
 
 
 def _label(place: str, subject: Subject) -> str:
-    return "the dense model" if place == DENSE else subject.label
+    return "the baseline" if place == BASELINE else subject.label
 
 
 @contextlib.contextmanager
 def evaluating(models: Any) -> Iterator[None]:
-    """Models in evaluation mode for a while."""
+    """Put the models into evaluation mode for the length of the block."""
     modes = [(model, model.training) for model in models]
     try:
         for model, _ in modes:

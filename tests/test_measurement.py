@@ -55,12 +55,12 @@ def test_what_was_left_full_is_called_full(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(timing, "race", lambda calls, **how: (raced.append(len(calls)), real(calls, **how))[1])
     depth = len(timm.create_model(NAME).blocks)
     plain, left, kept = rows(NAME, "full", WASTE, "window:size=4")
-    assert (plain.attention, plain.asked, plain.left_full, plain.label) == ("full", "full", 0, "full")
-    assert (left.attention, left.asked, left.left_full) == ("full", WASTE, depth)
+    assert (plain.setup.attention, plain.setup.asked, plain.setup.left_full, plain.label) == ("full", "full", 0, "full")
+    assert (left.setup.attention, left.setup.asked, left.setup.left_full) == ("full", WASTE, depth)
     assert left.label == f"full (asked {WASTE}; {depth} of {depth} layers left full at 32 px)"
     assert left.label in str(left)
     assert {"asked": WASTE, "attention": "full", "left_full": depth}.items() <= left.as_dict().items()
-    assert kept.label == kept.attention == kept.asked == "window:size=4"
+    assert kept.label == kept.setup.attention == kept.setup.asked == "window:size=4"
     # One model under two names is one contestant: the dense one, full and window race.
     assert raced == [3]
     assert f"{WASTE} came out as the same model as full: timed once" in left.notes
@@ -70,10 +70,10 @@ def test_what_was_left_full_is_called_full(monkeypatch: pytest.MonkeyPatch) -> N
 def test_some_layers_left_full_are_counted() -> None:
     depth = len(timm.create_model(NAME).blocks)
     (row,) = rows(NAME, f"window:size=4/{depth - 1}x{WASTE}")
-    assert row.attention == f"window:size=4/{depth - 1}xfull"
-    assert row.left == f"{depth - 1} of {depth} layers left full at 32 px"
+    assert row.setup.attention == f"window:size=4/{depth - 1}xfull"
+    assert row.setup.left == f"{depth - 1} of {depth} layers left full at 32 px"
     (kept,) = rows(NAME, WASTE, below_breakeven="keep")
-    assert (kept.attention, kept.left_full, kept.label) == (WASTE, 0, WASTE)
+    assert (kept.setup.attention, kept.setup.left_full, kept.label) == (WASTE, 0, WASTE)
 
 
 def test_layers_of_timms_own_are_left_as_they_were() -> None:
@@ -88,7 +88,7 @@ def test_the_table_says_it_too(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     words = ["bench", NAME, "--attention", WASTE, "--quick", "--budget", "0.01", "--json", str(out)]
     assert main(words) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert printed.startswith("cap at 32 px: ")
+    assert printed.startswith("maximum speed-up at 32 px: ")
     assert f"full (asked {WASTE};" in printed
     assert "the weights are random" in printed
     (row,) = json.loads(out.read_text())["rows"]
@@ -100,9 +100,9 @@ def test_the_table_says_it_too(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 def test_a_file_is_measured_as_it_is(wasteful: Path) -> None:
     (row,) = rows(wasteful)
-    assert (row.attention, row.asked, row.left_full, row.label) == (WASTE, None, 0, WASTE)
+    assert (row.setup.attention, row.setup.asked, row.setup.left_full, row.label) == (WASTE, None, 0, WASTE)
     (asked,) = rows(wasteful, "linformer:keys=70")
-    assert (asked.attention, asked.left_full) == ("linformer:keys=70", 0)
+    assert (asked.setup.attention, asked.setup.left_full) == ("linformer:keys=70", 0)
 
 
 @torch.no_grad()
@@ -145,7 +145,7 @@ def test_the_cap_is_told_before_anything_is_converted(monkeypatch: pytest.Monkey
 def test_where_there_is_no_formula_the_cap_comes_later(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "pvt_v2_b0", "--size", "64", "--quick", "--budget", "0.01"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("cap at 64 px: there is no formula for this model")
+    assert first.startswith("maximum speed-up at 64 px: there is no formula for this model")
     assert "× by MACs" in second
 
 
