@@ -193,6 +193,37 @@ def test_reduced_sets_stand_where_they_came_from(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_each_tile_sees_every_patch_once(case: str) -> None:
+    """A patch is a token, or part of the mean of a cell, or part of the mean of a coarse cell without a chosen cell."""
+    plan = plan_of(case)
+    q, k, _ = draw(plan)
+    chosen = foveal.select(q, k, plan, scale=SCALE)
+    sharp, blurred = foveal.visibility(chosen, plan)
+    blocks = [foveal.block_of(plan, size)[0].tolist() for size, _ in plan.levels]
+    for place in itertools.product(*map(range, chosen.shape[:3])):
+        cells = set(chosen[place].tolist())
+        touched = {coarse for cell, coarse in zip(blocks[0], blocks[-1], strict=True) if cell in cells}
+        for patch in zip(*blocks, strict=True):
+            as_token = patch[0] in cells
+            as_cell = not as_token and (not plan.coarse or patch[-1] in touched)
+            expected = [as_token, as_cell, not as_token and not as_cell][: 1 + len(blocks)]
+            seen = [sharp[place][patch[0]], *(level[place][block] for level, block in zip(blurred, patch, strict=True))]
+            assert [bool(x) for x in seen] == expected
+            assert sum(expected) == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiler_traces_the_definition_in_one_graph() -> None:
+    plan = plan_of("two levels, partial everywhere")
+    q, k, v = draw(plan)
+    chosen = foveal.select(q, k, plan, scale=SCALE)
+    compiled = torch.compile(
+        functools.partial(foveal.attend, layout=plan, scale=SCALE), fullgraph=True, backend="eager"
+    )
+    assert torch.equal(compiled(q, k, v, chosen), foveal.attend(q, k, v, chosen, plan, scale=SCALE))
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_a_full_budget_is_full_attention(case: str) -> None:
     height, width, prefix, _, cell, tile, coarse = CASES[case]
     plan = foveal.layout(height, width, prefix, keep=1, cell=cell, tile=tile, coarse=coarse)

@@ -1,37 +1,40 @@
 """Foveal attention: sharp where a tile of queries looks, blurred everywhere else, one softmax over both.
 
-The patches of the grid are grouped twice: into c × c *cells* of keys and t × t *tiles* of queries (edge ones may be
-partial). With w the tokens a key stands for (1, unless tokens were merged), a cell has
+The patches of the grid are grouped twice: into c × c *cells* of keys and t × t *tiles* of queries. Cells and tiles at
+the edge of the grid may be partial. With w the number of tokens a key represents (1, unless tokens were merged), a
+cell has
 
     k̄ = Σ w k / Σ w        v̄ = Σ w v / Σ w        n = Σ w
 
-    select   each tile takes the `budget` cells with the highest scale · q̄·k̄, q̄ the mean of its queries; the cells it
-             covers itself always come first. The mean of linear scores is the score of the mean query, so choosing
-             costs tiles × cells dot products.
-    attend   each query: one softmax over the tokens of the chosen cells, every prefix token, and each other cell as
-             one key k̄ with score + log n and value v̄. Prefix queries see every token.
+    select   each tile takes the `budget` cells with the highest scale · q̄·k̄, q̄ the mean of its queries. The cells
+             that the tile overlaps always come first. The mean of linear scores is the score of the mean query, so
+             the selection costs tiles × cells dot products.
+    attend   each patch query: one softmax over every prefix token, the tokens of the chosen cells, and each other
+             cell as one key k̄ with score + log n and value v̄. Prefix queries attend to every token.
 
-With `coarse` the rest is blurred twice: a coarse cell in which nothing was chosen is one key; in the others each cell
-that was not chosen is one. No probability mass is dropped, and with every cell chosen this is full attention.
+With `coarse` there is a second blur level: a coarse cell that contains no chosen cell is one key; inside the other
+coarse cells, each cell that was not chosen is one key. No probability mass is dropped. With every cell chosen, the
+result is full attention. `visibility` states this rule, `levels` computes the means.
 
-Inside a cell keys and values vary together, and a mean key with a mean value loses that. With `order` 1 what is lost is
-given back to first order, as an average over the grid:
+Keys and values vary together inside a cell, and a mean key with a mean value loses this covariance. With `order` 1 a
+first-order correction restores its average over the grid:
 
     H = Σ w (k − k̄)(v − v̄)ᵀ / Σ w        out_i ← out_i + m_i · scale · q_i H
 
-m_i is the mass query i's softmax gives to blurred cells, k̄ and v̄ are the means of a token's cell. Coarse cells have an
-H and a mass of their own.
+m_i is the probability mass that query i gives to blurred cells; k̄ and v̄ are the means of a token's cell. Each blur
+level has its own H and mass.
 
 Shapes: B batch · H heads · N tokens · n patches · D head width · T tiles · M cells chosen.
-This file is the definition in PyTorch, differentiable; it masks dense products and is meant to be read and tested
-against, not timed.
+This file is the differentiable PyTorch definition. It computes and masks all N × N products: use it as the reference
+in tests, not for speed. Index tables are NumPy arrays, which `torch.export` stores as constants.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -44,8 +47,8 @@ Auto = Literal["auto"]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How a grid is cut into key cells and query tiles, how many cells a tile looks at closely (`budget`), and whether
-    what a blur loses is given back to first order (`order`)."""
+    """The cells and tiles of a grid, the number of cells each tile sees sharply (`budget`), and whether the first-order
+    correction is applied (`order`)."""
 
     height: int
     width: int
@@ -58,12 +61,12 @@ class Layout:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """As the kernels read it. (`astuple` would copy every number deeply, at every call.)"""
+        """The integers that the kernels take. (`dataclasses.astuple` would deep-copy each one at every call.)"""
         return self.height, self.width, self.prefix, self.cell, self.tile, self.coarse, self.budget, self.order
 
     @property
     def levels(self) -> tuple[tuple[int, int], ...]:
-        """Side and number of the cells of each blur, the finer first."""
+        """Side and number of the cells of each blur level, the finer level first."""
         fine, coarse = (self.cell, self.cells), (self.coarse, self.coarse_cells)
         return (fine, coarse) if self.coarse else (fine,)
 
@@ -99,12 +102,12 @@ def layout(
     coarse: int | Auto = "auto",
     order: int = 1,
 ) -> Layout:
-    """Cut a grid so that a tile looks closely at a share `keep` of the cells, its own always among them.
+    """The layout in which each tile sees a share `keep` of the cells sharply, including those that it overlaps.
 
-    `auto` follows what was measured on a pretrained model (docs/results/foveal.md): on a small grid sixteen queries
-    that choose together would spend their budget on themselves, so each query chooses alone. On a large one cells of
-    2 × 2 patches, however blurred, cost more than what is seen closely. With the first order larger cells are as close
-    as small ones are without; without it a second, coarser blur comes in, which costs accuracy.
+    `auto` follows measurements on a pretrained model (docs/results/foveal.md). On a small grid, a tile of sixteen
+    queries would spend its budget on the cells it overlaps, so each query is a tile of its own. On a large grid, the
+    means of 2 × 2 cells cost more than the sharp tokens: with the first-order correction, 4 × 4 cells are as accurate
+    as 2 × 2 cells without the correction; without it, a second, coarser level is used, which costs accuracy.
     """
     patches = height * width
     if cell == "auto":
@@ -120,55 +123,123 @@ def layout(
     plan = Layout(height, width, prefix, cell, tile, coarse, budget=0)
     own = _most_overlapped(height, tile, cell) * _most_overlapped(width, tile, cell)
     budget = min(plan.cells, max(own, round(keep * plan.cells)))
-    # With every cell chosen nothing is blurred; in cells of one token nothing varies.
+    # The correction is zero if every cell is chosen, or if a cell holds a single token.
     order = order if budget < plan.cells and max(cell, coarse) > 1 else 0
     return dataclasses.replace(plan, budget=budget, order=order)
 
 
-# Where things are: plain functions of the layout ---------------------------------------------------------------------
+# Geometry: index tables that depend on the layout alone --------------------------------------------------------------
 
 
 def _blocks(length: int, size: int) -> int:
     return -(-length // size)
 
 
-def _overlap(length: int, size: int, other: int) -> Tensor:
-    """Along one side, which blocks of `other` tokens each block of `size` tokens shares one with: [blocks, others]."""
-    start = torch.arange(0, length, size)[:, None]
-    stop = (start + size).clamp(max=length)
-    first = torch.arange(0, length, other)[None, :]
+def _overlap(length: int, size: int, other: int) -> np.ndarray:
+    """Along one side, which blocks of `other` patches overlap each block of `size` patches: bool [blocks, others]."""
+    start = np.arange(0, length, size)[:, None]
+    stop = np.minimum(start + size, length)
+    first = np.arange(0, length, other)[None, :]
     return (first < stop) & (first + other > start)
 
 
 def _most_overlapped(length: int, size: int, other: int) -> int:
-    """The most blocks of `other` tokens that one block of `size` tokens touches, along one side."""
+    """The largest number of blocks of `other` patches that one block of `size` patches overlaps, along one side."""
     return max((min(start + size, length) - 1) // other - start // other + 1 for start in range(0, length, size))
 
 
 def own_cells(layout: Layout) -> Tensor:
-    """The cells each tile covers, wholly or in part: bool [T, cells]."""
+    """The cells that each tile overlaps, fully or partially: bool [T, cells]."""
     rows = _overlap(layout.height, layout.tile, layout.cell)
     columns = _overlap(layout.width, layout.tile, layout.cell)
-    return (rows[:, None, :, None] & columns[None, :, None, :]).reshape(layout.tiles, layout.cells)
+    return torch.from_numpy((rows[:, None, :, None] & columns[None, :, None, :]).reshape(layout.tiles, layout.cells))
+
+
+def patch_blocks(layout: Layout, size: int) -> np.ndarray:
+    """The size × size block that contains each patch: [n]."""
+    row, column = np.arange(layout.height) // size, np.arange(layout.width) // size
+    return (row[:, None] * _blocks(layout.width, size) + column[None, :]).reshape(-1)
 
 
 def block_of(layout: Layout, size: int, places: Tensor | None = None) -> Tensor:
-    """The size × size block each patch lies in: [1, n], or [B, n] for the patches that stand at `places` [B, n]."""
+    """The size × size block that contains each patch: [1, n], or [B, n] for patches at positions `places` [B, n]."""
     if places is None:
-        places = torch.arange(layout.patches)[None]
+        return torch.from_numpy(patch_blocks(layout, size))[None]
     row, column = places // layout.width, places % layout.width
     return row // size * _blocks(layout.width, size) + column // size
 
 
 def parent_of(layout: Layout) -> Tensor:
-    """The coarse cell each cell lies in: [cells]."""
-    rows, columns = _blocks(layout.height, layout.cell), _blocks(layout.width, layout.cell)
+    """The coarse cell that contains each cell: [cells]."""
     ratio = layout.coarse // layout.cell
-    row, column = torch.arange(rows)[:, None], torch.arange(columns)[None, :]
-    return (row // ratio * _blocks(layout.width, layout.coarse) + column // ratio).flatten()
+    row = np.arange(_blocks(layout.height, layout.cell)) // ratio
+    column = np.arange(_blocks(layout.width, layout.cell)) // ratio
+    return torch.from_numpy((row[:, None] * _blocks(layout.width, layout.coarse) + column[None, :]).reshape(-1))
 
 
-# What is computed ----------------------------------------------------------------------------------------------------
+# The rule: what each tile sees ---------------------------------------------------------------------------------------
+
+
+class Visibility(NamedTuple):
+    """What each tile of queries attends to, besides the prefix."""
+
+    #: bool [B, H, T, cells]: the cells whose tokens the tile sees.
+    sharp: Tensor
+    #: For each of `layout.levels`, bool [B, H, T, count]: the cells the tile sees as one mean.
+    blurred: list[Tensor]
+
+
+def visibility(chosen: Tensor, layout: Layout) -> Visibility:
+    """Every patch is visible once: as a token of a chosen cell, in the mean of a cell, or in the mean of a coarse cell.
+
+    A coarse cell is *touched* if one of its cells was chosen. Touched coarse cells are seen cell by cell.
+
+    Args:
+        chosen: The cells that each tile sees sharply, integers [B, H, T, M].
+        layout: The cells and tiles of the grid.
+    """
+    chosen = chosen.long()
+    sharp = _members(chosen, layout.cells)
+    if not layout.coarse:
+        return Visibility(sharp, [~sharp])
+    parent = parent_of(layout).to(chosen.device)
+    touched = _members(parent[chosen], layout.coarse_cells)
+    return Visibility(sharp, [~sharp & touched[..., parent], ~touched])
+
+
+def _members(numbers: Tensor, count: int) -> Tensor:
+    """Lists of numbers [B, H, T, M] as sets: bool [B, H, T, count]."""
+    return numbers.new_zeros(*numbers.shape[:3], count, dtype=torch.bool).scatter(3, numbers, True)
+
+
+class Level(NamedTuple):
+    """The cells of one blur level, each as one key."""
+
+    #: Means of keys and values: [B, H, count, D], [B, H, count, ·].
+    k: Tensor
+    v: Tensor
+    #: Log of the tokens that each mean represents: [B, count]. Added to the score.
+    log_count: Tensor
+    #: H of the first-order correction: [B, H, D, ·]. None if `layout.order` is 0.
+    slope: Tensor | None
+
+
+def levels(
+    k: Tensor, v: Tensor, layout: Layout, *, key_bias: Tensor | None = None, places: Tensor | None = None
+) -> list[Level]:
+    """The means of k [B, H, N, D] and v [B, H, N, ·] at each of `layout.levels`; arguments as for `attend`."""
+    P, found = layout.prefix, []
+    weight = _patch_weight(key_bias, P)
+    for size, count in layout.levels:
+        block = block_of(layout, size, places)
+        k_mean, log_count = blur(k[:, :, P:], block, count, weight)
+        v_mean, _ = blur(v[:, :, P:], block, count, weight)
+        turn = slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight) if layout.order else None
+        found.append(Level(k_mean, v_mean, log_count, turn))
+    return found
+
+
+# Means, selection and attention --------------------------------------------------------------------------------------
 
 
 def block_sum(x: Tensor, block: Tensor, count: int) -> Tensor:
@@ -178,9 +249,10 @@ def block_sum(x: Tensor, block: Tensor, count: int) -> Tensor:
 
 
 def blur(x: Tensor, block: Tensor, count: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mean of x [B, H, n, D] in each block, by `weight` [B, n], and log Σ weight: [B, H, count, D], [B, count].
+    """Mean of x [B, H, n, D] over each block, weighted by `weight` [B, n], and log Σ weight: [B, H, count, D],
+    [B, count].
 
-    An empty block has log-count −inf, so that it vanishes from a softmax.
+    An empty block has log-count −inf: it has no weight in a softmax.
     """
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     w = wide.new_ones(x.shape[0], 1, x.shape[2], 1) if weight is None else weight.to(wide.dtype)[:, None, :, None]
@@ -190,7 +262,7 @@ def blur(x: Tensor, block: Tensor, count: int, weight: Tensor | None = None) -> 
 
 
 def slope(k: Tensor, v: Tensor, k_mean: Tensor, v_mean: Tensor, block: Tensor, weight: Tensor | None = None) -> Tensor:
-    """H = Σ w (k − k̄)(v − v̄)ᵀ / Σ w over all patches: [B, H, D, ·]. How values turn with keys inside a block."""
+    """H = Σ w (k − k̄)(v − v̄)ᵀ / Σ w over all patches, k̄ and v̄ the means of the patch's block: [B, H, D, ·]."""
     block = block.to(k.device)[:, None, :, None]
     wide = torch.promote_types(k.dtype, torch.float32)
     k, v = (
@@ -202,17 +274,19 @@ def slope(k: Tensor, v: Tensor, k_mean: Tensor, v_mean: Tensor, block: Tensor, w
     return ((w * k).transpose(-2, -1) @ v / torch.where(total > 0, total, 1)).to(k_mean.dtype)
 
 
-def marked(values: Tensor, layout: Layout) -> Tensor:
-    """Values [B, H, ·, ·] of tokens and means with a channel more for each level of blur, 1 at that level's means: what
-    a softmax makes of it is the mass they get."""
+def with_mass(values: Tensor, layout: Layout) -> Tensor:
+    """Append one channel per blur level to values [B, H, ·, ·] of tokens and means: 1 at the level's means, else 0.
+
+    After attention, these channels hold the probability mass that each query gives to each level.
+    """
     each = torch.eye(len(layout.levels), dtype=values.dtype, device=values.device)
     marks = torch.cat([row.expand(count, -1) for row, (_, count) in zip(each, layout.levels, strict=True)])
     marks = F.pad(marks, (0, 0, values.shape[2] - len(marks), 0))
     return torch.cat([values, marks.expand(*values.shape[:2], -1, -1)], dim=3)
 
 
-def turned(out: Tensor, q: Tensor, slopes: list[Tensor], *, scale: float) -> Tensor:
-    """The mass of each level, in the last channels of `out`, times scale · q H, added to the others."""
+def corrected(out: Tensor, q: Tensor, slopes: list[Tensor], *, scale: float) -> Tensor:
+    """Add the first-order correction Σ mass · scale · q H; the last channels of `out` hold the mass of each level."""
     out, mass = out.split([slopes[0].shape[-1], len(slopes)], dim=-1)
     return out + sum(part * (scale * q @ slope) for part, slope in zip(mass.split(1, dim=-1), slopes, strict=True))
 
@@ -225,10 +299,10 @@ def _patch_weight(key_bias: Tensor | None, prefix: int) -> Tensor | None:
 def select(
     q: Tensor, k: Tensor, layout: Layout, *, scale: float, key_bias: Tensor | None = None, places: Tensor | None = None
 ) -> Tensor:
-    """The cells each tile looks at closely: int32 [B, H, T, M], ascending. Equal scores: the lower cell first.
+    """The cells that each tile sees sharply: int32 [B, H, T, M], ascending. On equal scores, the lower cell wins.
 
-    `key_bias` [B, N] is the log of the tokens each key stands for; `places` [B, n] says where on the grid the patches
-    of a reduced set stand.
+    `key_bias` [B, N] is the log of the tokens that each key represents. `places` [B, n] gives the grid positions of the
+    patches of a reduced set.
     """
     P = layout.prefix
     cell, tile = block_of(layout, layout.cell, places), block_of(layout, layout.tile, places)
@@ -255,39 +329,28 @@ def attend(
 ) -> Tensor:
     """q, k [B, H, N, D], v [B, H, N, ·] and the chosen cells [B, H, T, M] → [B, H, N, ·]."""
     P, never = layout.prefix, -torch.inf
-    device, weight = q.device, _patch_weight(key_bias, layout.prefix)
     token_bias = q.new_zeros(1, k.shape[2]) if key_bias is None else key_bias.to(q.dtype)
-    cell = block_of(layout, layout.cell, places).to(device)
+    cell, tile = (block_of(layout, size, places).to(q.device) for size in (layout.cell, layout.tile))
+    sharp, blurred = visibility(chosen, layout)
+    means = levels(k, v, layout, key_bias=key_bias, places=places)
 
-    sharp = chosen.new_zeros(*chosen.shape[:3], layout.cells, dtype=torch.bool).scatter(3, chosen.long(), True)
+    # The bias of each key for each tile, −inf where the tile does not see it: prefix, patches, means of each level.
     exact = sharp.gather(3, cell[:, None, None].expand(*sharp.shape[:3], -1))
-    blurred = [~sharp]
-    if layout.coarse:
-        parent = parent_of(layout).to(device)
-        touched = sharp.new_zeros(*sharp.shape[:3], layout.coarse_cells).scatter(3, parent[chosen.long()], True)
-        blurred = [~sharp & touched[..., parent], ~touched]
-
-    keys, values, slopes = [k], [v], []
     bias = [token_bias[:, None, None, :P].expand(*sharp.shape[:3], -1)]
     bias += [torch.where(exact, token_bias[:, None, None, P:], never)]
-    for (size, count), seen in zip(layout.levels, blurred, strict=True):
-        block = block_of(layout, size, places)
-        k_mean, log_count = blur(k[:, :, P:], block, count, weight)
-        v_mean, _ = blur(v[:, :, P:], block, count, weight)
-        keys, values = [*keys, k_mean], [*values, v_mean]
-        bias += [torch.where(seen, log_count[:, None, None].to(q.dtype), never)]
-        if layout.order:
-            slopes += [slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight)]
-
-    tile = block_of(layout, layout.tile, places).to(device)
+    for level, seen in zip(means, blurred, strict=True):
+        bias += [torch.where(seen, level.log_count[:, None, None].to(q.dtype), never)]
     mask_BHTK = torch.cat(bias, dim=3)
     mask = mask_BHTK.gather(2, tile[:, None, :, None].expand(*mask_BHTK.shape[:2], -1, mask_BHTK.shape[3]))
-    all_values = torch.cat(values, dim=2)
+
+    keys = torch.cat([k, *(level.k for level in means)], dim=2)
+    values = torch.cat([v, *(level.v for level in means)], dim=2)
+    slopes = [level.slope for level in means if level.slope is not None]
     if slopes:
-        all_values = marked(all_values, layout)
-    patches = fused.attend(q[:, :, P:], torch.cat(keys, dim=2), all_values, mask, scale=scale, dropout=dropout)
+        values = with_mass(values, layout)
+    patches = fused.attend(q[:, :, P:], keys, values, mask, scale=scale, dropout=dropout)
     if slopes:
-        patches = turned(patches, q[:, :, P:], slopes, scale=scale)
+        patches = corrected(patches, q[:, :, P:], slopes, scale=scale)
     if not P:
         return patches
     bias_BK = None if key_bias is None else token_bias[:, None, None]
@@ -295,11 +358,14 @@ def attend(
     return torch.cat([prefix, patches], dim=2)
 
 
-def keys_seen(layout: Layout, patches: int) -> int:
-    """Keys a patch query meets at most: the tokens of the largest `budget` cells, the prefix, and the blurred rest.
+# Costs ---------------------------------------------------------------------------------------------------------------
 
-    In two levels the rest is largest when the chosen cells lie apart, each in a coarse cell of its own; cells chosen
-    side by side leave fewer keys, so with `coarse`, as with a reduced set of patches, this is an upper bound.
+
+def keys_seen(layout: Layout, patches: int) -> int:
+    """The most keys a patch query attends to: the prefix, the tokens of the `budget` largest cells, and the means.
+
+    With two levels, the number of means is largest if each chosen cell lies in a coarse cell of its own; neighbouring
+    chosen cells leave fewer means. With `coarse`, or with a reduced set of patches, this is therefore an upper bound.
     """
     tokens = block_of(layout, layout.cell)[0].bincount(minlength=layout.cells)
     exact = int(tokens.sort(descending=True).values[: layout.budget].sum())
@@ -312,8 +378,8 @@ def keys_seen(layout: Layout, patches: int) -> int:
 
 
 def slope_macs(layout: Layout, patches: int) -> int:
-    """Products of two rows of a head that order 1 takes: an H is made of the patches, a coarse one from it and the
-    cells, and each is applied to every patch query."""
+    """Row products of a head that order 1 adds: H is computed from the patches, the coarse H from H and the cells, and
+    each level's H is applied to every patch query."""
     if not layout.order:
         return 0
     made = patches + (layout.cells if layout.coarse else 0)
@@ -321,8 +387,8 @@ def slope_macs(layout: Layout, patches: int) -> int:
 
 
 def macs(layout: Layout, dim: int, width: int, patches: int | None = None) -> int:
-    """Multiply-accumulates for one image of `dim` channels in heads of `width`: choosing, patch queries, prefix
-    queries, and what `order` adds."""
+    """Multiply-accumulates for one image of `dim` channels in heads of `width`: selection, patch queries, prefix
+    queries and the first-order correction."""
     patches = layout.patches if patches is None else patches
     choosing = layout.tiles * layout.cells
     sharp_and_blurred = 2 * patches * keys_seen(layout, patches)

@@ -1,12 +1,12 @@
-"""Foveal attention through PyTorch's FlexAttention: the same function, for GPUs.
+"""Foveal attention through PyTorch's FlexAttention, for GPUs.
 
-Keys stand in the order prefix, patches cell by cell, the mean of each cell, the mean of each coarse cell; queries in
-the order prefix, patches tile by tile. Then most blocks of 128 × 128 pairs hold nothing that is seen, and FlexAttention
-skips them. What is seen is a small table: which group of keys (the prefix, a cell's tokens, a mean) each tile looks at.
-Every tensor's shape follows from the layout alone, whatever was chosen, so a compiled graph serves every image.
+Keys are sorted: prefix, patches by cell, the mean of each cell, the mean of each coarse cell. Queries are sorted:
+prefix, patches by tile. Most blocks of 128 × 128 pairs then hold no visible pair, and FlexAttention skips them. A small
+table says which group of keys (the prefix, the tokens of a cell, a mean) each tile sees. Every tensor shape follows
+from the layout alone, so one compiled graph serves every image.
 
-Its result is tested against the definition on the CPU, where FlexAttention has no gradients and the native kernels are
-quicker. Its speed on CUDA, and its gradients there, have not been tested: no such machine was at hand.
+Tests compare the output with the definition on the CPU, where FlexAttention has no gradients and the native kernels
+are faster. Speed and gradients on CUDA have not been tested.
 
 Shapes: B batch · H heads · N tokens · P prefix · T tiles · G groups of keys · K keys and means.
 """
@@ -22,31 +22,21 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from ..backend import Backend, Case, register_backend
-from ..foveal import (
-    Layout,
-    block_of,
-    blur,
-    macs,
-    marked,
-    parent_of,
-    select,
-    slope,
-    turned,
-)
+from ..foveal import Layout, block_of, corrected, levels, macs, select, visibility, with_mass
 
 _BLOCK = 128
 
 
 @register_backend
 class FovealByFlex(Backend):
-    op, name, about, standing, devices = "foveal", "flex", "FlexAttention skips what is not seen", 2, ("cuda",)
+    op, name, about, standing, devices = "foveal", "flex", "FlexAttention skips blocks that nothing sees", 2, ("cuda",)
     select = staticmethod(select)
 
     def refuses(self, case: Case) -> str:
         if case.dropout:
-            return "FlexAttention does not drop attention weights at random"
+            return "FlexAttention has no attention dropout"
         if case.dtype == torch.float64:
-            return "FlexAttention has no 64-bit floats"
+            return "FlexAttention does not support fp64"
         return f"FlexAttention needs heads at least 16 wide, these are {case.width}" if case.width < 16 else ""
 
     def macs(self, case: Case) -> int:
@@ -72,34 +62,27 @@ def attend(
     P, device = layout.prefix, q.device
     tile_of, by_tile = _in_order(block_of(layout, layout.tile, places).to(device), P)
     group_of, by_cell = _in_order(block_of(layout, layout.cell, places).to(device), P)
-    weight = None if key_bias is None else key_bias[:, P:].exp()
+    means = levels(k, v, layout, key_bias=key_bias, places=places)
     bias = q.new_zeros(len(q), k.shape[2]) if key_bias is None else key_bias.to(q.dtype)
-    keys, values, biases = [_rows(k, by_cell)], [_rows(v, by_cell)], [bias.gather(1, by_cell.expand_as(bias))]
-    groups, first, slopes = [group_of], layout.cells + 1, []
-    for size, count in layout.levels:
-        block = block_of(layout, size, places)
-        k_mean, log_count = blur(k[:, :, P:], block, count, weight)
-        v_mean, _ = blur(v[:, :, P:], block, count, weight)
-        keys, values = [*keys, k_mean], [*values, v_mean]
-        if layout.order:
-            slopes += [slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight)]
-        biases += [log_count.to(q.dtype)]
-        groups += [torch.arange(first, first + count, device=device).expand(len(group_of), -1)]
-        first += count
-
+    biases = [bias.gather(1, by_cell.expand_as(bias)), *(level.log_count.to(q.dtype) for level in means)]
     key_bias_BK = torch.cat(biases, dim=1)
-    mask = _block_mask(_sees(chosen, layout), tile_of, torch.cat(groups, dim=1))
+    # Each mean is a group of its own, numbered after the prefix and the cells.
+    numbers = torch.arange(layout.cells + 1, layout.cells + 1 + sum(count for _, count in layout.levels), device=device)
+    groups = torch.cat([group_of, numbers.expand(len(group_of), -1)], dim=1)
+    mask = _block_mask(_sees(chosen, layout), tile_of, groups)
 
     def add_bias(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return score + key_bias_BK[b, j]
 
     run: Any = flex_attention if torch.compiler.is_compiling() else _compiled()
-    all_keys, all_values = torch.cat(keys, dim=2), torch.cat(values, dim=2)
+    keys = torch.cat([_rows(k, by_cell), *(level.k for level in means)], dim=2)
+    values = torch.cat([_rows(v, by_cell), *(level.v for level in means)], dim=2)
+    slopes = [level.slope for level in means if level.slope is not None]
     if slopes:
-        all_values = marked(all_values, layout)
-    out = run(_rows(q, by_tile), all_keys, all_values, add_bias, block_mask=mask, scale=scale)
+        values = with_mass(values, layout)
+    out = run(_rows(q, by_tile), keys, values, add_bias, block_mask=mask, scale=scale)
     out = _rows(out, by_tile.argsort(dim=1))
-    return turned(out, q, slopes, scale=scale) if slopes else out
+    return corrected(out, q, slopes, scale=scale) if slopes else out
 
 
 @lru_cache(maxsize=1)
@@ -108,7 +91,7 @@ def _compiled() -> Callable[..., Any]:
 
 
 def _in_order(block: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
-    """Tokens sorted by their block [1 or B, n], the prefix first as block 0: each one's block and its old place."""
+    """The tokens sorted by block [1 or B, n], the prefix first as block 0: each token's block, and its old index."""
     front = block.new_zeros(len(block), prefix)
     numbers, order = torch.cat([front, block + 1], dim=1).sort(dim=1, stable=True)
     return numbers, order
@@ -122,33 +105,28 @@ def _rows(x: Tensor, order: Tensor) -> Tensor:
 
 
 def _sees(chosen: Tensor, layout: Layout) -> Tensor:
-    """Which groups each tile sees, bool [B, H, 1 + T, G]. Row 0 is the prefix: every token and no mean.
+    """Which groups each tile sees: bool [B, H, 1 + T, G]. Row 0 is the prefix, which sees every token and no mean.
 
     Groups: the prefix, the tokens of each cell, the mean of each cell, the mean of each coarse cell.
     """
-    shape, device = chosen.shape[:3], chosen.device
-    sharp = torch.zeros(*shape, layout.cells, dtype=torch.bool, device=device).scatter(3, chosen.long(), True)
-    parts = [sharp.new_ones(*shape, 1), sharp, ~sharp]
-    if layout.coarse:
-        parent = parent_of(layout).to(device)
-        touched = sharp.new_zeros(*shape, layout.coarse_cells).scatter(3, parent[chosen.long()], True)
-        parts = [*parts[:2], ~sharp & touched[..., parent], ~touched]
-    tiles = torch.cat(parts, dim=3)
-    prefix = torch.arange(tiles.shape[3], device=device) <= layout.cells
-    return torch.cat([prefix.expand(*shape[:2], 1, -1), tiles], dim=2)
+    sharp, blurred = visibility(chosen, layout)
+    tiles = torch.cat([sharp.new_ones(*sharp.shape[:3], 1), sharp, *blurred], dim=3)
+    prefix = torch.arange(tiles.shape[3], device=chosen.device) <= layout.cells
+    return torch.cat([prefix.expand(*tiles.shape[:2], 1, -1), tiles], dim=2)
 
 
 def _block_mask(sees: Tensor, tile_of: Tensor, group_of: Tensor) -> BlockMask:
-    """The mask of pairs, and the blocks that hold any: query i sees key j if its tile sees j's group.
+    """The mask of pairs and the blocks that hold any: query i sees key j if the tile of i sees the group of j.
 
-    A block is needed if any of its tiles sees any of its groups: two small products, never a mask of all pairs.
+    A block is needed if any of its tiles sees any of its groups. Two small products find these blocks; no mask of all
+    pairs is built.
     """
     tiles, groups = (_members(x, n) for x, n in zip((tile_of, group_of), sees.shape[2:], strict=True))
     needed = (tiles[:, None] @ sees.float() @ groups[:, None].transpose(-2, -1)) > 0
     order = needed.to(torch.int8).argsort(dim=3, descending=True, stable=True).int()
 
     def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        # One order serves the whole batch unless tokens were dropped.
+        # Images share one order unless their tokens were reduced.
         return sees[b, h, tile_of[b % len(tile_of), i], group_of[b % len(group_of), j]]
 
     return BlockMask.from_kv_blocks(

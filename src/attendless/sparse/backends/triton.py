@@ -1,12 +1,13 @@
-"""Foveal attention as one Triton kernel: the same function, for GPUs. Forward; with a gradient the definition computes.
+"""Foveal attention as one Triton kernel, for GPUs. Forward only; with gradients, the definition runs.
 
-A program is one tile of queries of one head. It meets the tokens of the tile's chosen cells, some cells at a time so
-that a tensor core has a block of keys to work on; then the prefix; then the means of all cells, a block at a time, of
-which those not seen are masked and blocks without any are skipped. Rows are read where they lie: only means are made.
+A program computes one tile of queries of one head. It reads the prefix and the tokens of the tile's chosen cells,
+several cells at a time so that a tensor core has a full block of keys. It then reads the means block by block: means
+that the tile does not see are masked, and blocks without a visible mean are skipped. Tokens are read in place; only
+the means are materialised.
 
-Its result is tested against the definition in Triton's interpreter (`TRITON_INTERPRET=1`). No GPU has run or timed it
-yet, so nothing picks it by itself: `ATTENDLESS_CHOOSE=triton` does, and `python benchmarks/attention.py --device cuda`
-times it.
+Tests compare the output with the definition in Triton's interpreter (`TRITON_INTERPRET=1`). The kernel has not been
+run or timed on a GPU, so the policies `auto` and `off` never pick it. `ATTENDLESS_CHOOSE=triton` selects it, and
+`python benchmarks/attention.py --device cuda` times it.
 
 Shapes: B batch · H heads · N tokens · P prefix · n patches · D head width · T tiles · M cells chosen · C means.
 """
@@ -23,23 +24,15 @@ from torch import Tensor
 
 from .. import full
 from ..backend import Backend, Case, register_backend
-from ..foveal import (
-    Layout,
-    attend,
-    block_of,
-    blur,
-    parent_of,
-    select,
-    slope,
-)
+from ..foveal import Layout, attend, block_of, levels, select, visibility
 
-tl: Any = None  # triton.language, as soon as something is computed: Triton need not be there
+tl: Any = None  # `triton.language`, set by `_kernel`: importing this module does not require Triton
 _KEYS = 64
 
 
 @register_backend
 class FovealByTriton(Backend):
-    op, name, about, devices = "foveal", "triton", "a Triton kernel that no GPU has timed yet", ("cuda",)
+    op, name, about, devices = "foveal", "triton", "a Triton kernel, not yet timed on a GPU", ("cuda",)
     select = staticmethod(select)
 
     def serves(self, device: str) -> bool:
@@ -49,11 +42,11 @@ class FovealByTriton(Backend):
         if importlib.util.find_spec("triton") is None:
             return "Triton is not installed"
         if case.device == "cpu" and not _interpreting():
-            return "Triton computes on GPUs; on the CPU only its interpreter does (TRITON_INTERPRET=1), for tests"
+            return "Triton needs a GPU; on the CPU only its interpreter runs (TRITON_INTERPRET=1), for tests"
         if case.dtype == torch.float64:
-            return "the Triton kernel sums in 32-bit floats"
+            return "the Triton kernel accumulates in fp32"
         if case.dropout:
-            return "the Triton kernel does not drop attention weights at random"
+            return "the Triton kernel has no attention dropout"
         return f"heads of {case.width} channels do not fit a GPU's registers" if case.width > 256 else ""
 
     def macs(self, case: Case) -> int:
@@ -100,28 +93,18 @@ def _attend(
     B, H, _, D = q.shape
     width = v.shape[3]
     bias = None if key_bias is None else key_bias.float().contiguous()
-    weight = None if key_bias is None else key_bias[:, P:].exp()
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    counts: list[Tensor] = []
-    slopes: list[Tensor] = []
-    for size, count in layout.levels:
-        block = block_of(layout, size, places)
-        k_mean, log_count = blur(k[:, :, P:], block, count, weight)
-        v_mean, _ = blur(v[:, :, P:], block, count, weight)
-        keys.append(k_mean)
-        values.append(v_mean)
-        counts.append(log_count.float().expand(B, -1))
-        if layout.order:
-            slopes.append(slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight))
-    k_mean, v_mean, log_count = torch.cat(keys, dim=2), torch.cat(values, dim=2), torch.cat(counts, dim=1).contiguous()
-    turns = torch.stack(slopes, dim=2) if slopes else k_mean  # [B, H, levels, D, ·]; not looked at otherwise
+    means = levels(k, v, layout, key_bias=key_bias, places=places)
+    k_mean, v_mean = torch.cat([level.k for level in means], dim=2), torch.cat([level.v for level in means], dim=2)
+    log_count = torch.cat([level.log_count.float() for level in means], dim=1).contiguous()
+    slopes = [level.slope for level in means if level.slope is not None]
+    slopes_BHLDE = torch.stack(slopes, dim=2) if slopes else k_mean  # the kernel does not read it where LEVELS is 0
+    blurred = torch.cat(visibility(chosen, layout).blurred, dim=3).to(torch.int8)  # [B, H, T, C]
 
     tile_start, by_tile = _members(block_of(layout, layout.tile, places).to(device), layout.tiles)
     cell_start, by_cell = _members(block_of(layout, layout.cell, places).to(device), layout.cells)
     out = v.new_empty(*q.shape[:3], width)
     _kernel()[(B * H, layout.tiles)](
-        q, k, v, out, k_mean, v_mean, log_count, bias, turns, chosen.contiguous(), _blurred(chosen, layout),
+        q, k, v, out, k_mean, v_mean, log_count, bias, slopes_BHLDE, chosen.contiguous(), blurred,
         tile_start, by_tile, cell_start, by_cell, scale,
         *q.stride(), *k.stride(), *v.stride(), *out.stride(),
         H, k.shape[2], P, D, width, layout.tiles, layout.budget, layout.cells, len(log_count[0]), len(by_tile[0]),
@@ -134,29 +117,18 @@ def _attend(
 
 
 def _members(block: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Where each block's patches start in the order of blocks, and that order: int32 [1 or B, count + 1] and [·, n]."""
+    """The patches sorted by block, as the start of each block and the order: int32 [1 or B, count + 1] and [·, n]."""
     numbers, order = block.sort(dim=1, stable=True)
     edges = torch.arange(count + 1, device=block.device).expand(len(block), -1).contiguous()
     return torch.searchsorted(numbers.contiguous(), edges).int(), order.int()
 
 
-def _blurred(chosen: Tensor, layout: Layout) -> Tensor:
-    """Which means each tile sees: those of cells, then of coarse cells. int8 [B, H, T, C]."""
-    sharp = chosen.new_zeros(*chosen.shape[:3], layout.cells, dtype=torch.bool).scatter(3, chosen.long(), True)
-    seen = [~sharp]
-    if layout.coarse:
-        parent = parent_of(layout).to(chosen.device)
-        touched = sharp.new_zeros(*sharp.shape[:3], layout.coarse_cells).scatter(3, parent[chosen.long()], True)
-        seen = [~sharp & touched[..., parent], ~touched]
-    return torch.cat(seen, dim=3).to(torch.int8)
-
-
 def _power(size: int) -> int:
-    """A power of two that holds `size`, and is enough for a tensor core."""
+    """The smallest power of two that holds `size` and fills a tensor core."""
     return max(16, 1 << (size - 1).bit_length())
 
 
-# The kernel: Triton's language from here on -------------------------------------------------------------------------
+# The kernel, in Triton's language -----------------------------------------------------------------------------------
 
 _meet_block: Any = None  # `_meet`, compiled
 
@@ -173,7 +145,8 @@ def _kernel() -> Any:
 
 
 def _meet(query, keys, values, bias, scale, most, total, out):
-    """A block of keys joins a running softmax: its new state, the block's weights, how much all before it shrank."""
+    """Add a block of keys to a running softmax: its new state, the block's weights, and the factor that rescaled the
+    state before."""
     score = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale + bias[None, :]
     larger = tl.maximum(most, tl.max(score, 1))
     weight = tl.exp(score - larger[:, None])
@@ -193,7 +166,7 @@ def _tile(
 ):  # fmt: skip
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     image, head = row // heads, row % heads
-    order = 0 if ONE_ORDER else image  # one order of tokens serves all images, unless tokens were dropped
+    order = 0 if ONE_ORDER else image  # images share one order unless their tokens were reduced
     d, e, slot, lane = tl.arange(0, WIDTH), tl.arange(0, VALUES), tl.arange(0, KEYS), tl.arange(0, QUERIES)
     k += image * k_b + head * k_h
     v += image * v_b + head * v_h
@@ -206,11 +179,11 @@ def _tile(
         mask=own[:, None] & (d < width)[None, :],
         other=0.0,
     )
-    most = tl.full([QUERIES], -1e30, tl.float32)  # finite: a block of which nothing is seen leaves all as it is
+    most = tl.full([QUERIES], -1e30, tl.float32)  # finite, so that a fully masked block changes nothing
     total = tl.zeros([QUERIES], tl.float32)
     out = tl.zeros([QUERIES, VALUES], tl.float32)
 
-    # The prefix, then CELL places for each chosen cell, of which one at the edge fills fewer.
+    # The prefix, then CELL slots for each chosen cell. A cell at the edge of the grid leaves some of them empty.
     chosen += (row * tiles + tile) * budget
     cell_start += order * (cells + 1)
     for first in range(0, prefix + budget * CELL, KEYS):
@@ -231,7 +204,7 @@ def _tile(
             bias += tl.load(key_bias + image * tokens + at)
         most, total, out, _, _ = _meet_block(query, keys, values, bias, scale, most, total, out)
 
-    # The means, and the mass that those of each level get.
+    # The means, and the probability mass of each level.
     fine, coarse = tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES], tl.float32)
     blurred += (row * tiles + tile) * means
     k_mean += row * means * width
@@ -253,7 +226,7 @@ def _tile(
             fine = fine * shrink + tl.sum(tl.where((at < cells)[None, :], weight, 0.0), 1)
             coarse = coarse * shrink + tl.sum(tl.where((at < cells)[None, :], 0.0, weight), 1)
 
-    for level in tl.static_range(LEVELS):  # what a blur loses, to first order
+    for level in tl.static_range(LEVELS):  # first-order correction
         slope = tl.load(
             slopes + ((row * LEVELS + level) * width + d[:, None]) * value_width + e[None, :],
             mask=(d < width)[:, None] & (e < value_width)[None, :],
