@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
+import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,7 @@ import torch
 
 from attendless import Context, Grid, create
 from attendless.backbones import Columnar
+from attendless.backbones.block import run_block
 from attendless.convert.breakeven import breakeven
 from attendless.errors import UserError
 from attendless.sparse import (
@@ -89,7 +94,7 @@ def know(**lines: tuple[float, float]) -> None:
 # Choosing ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_quickest_by_estimate() -> None:
+def test_the_fastest_by_estimate() -> None:
     assert choose(CASE).backend == "quick", "unmeasured: the one of higher standing"
     assert "not measured" in choose(CASE).reason
     know(toy_quick=(5e-3, 1e-6), toy_plain=(1e-3, 1e-6))
@@ -122,9 +127,79 @@ def test_one_policy_says_how() -> None:
 
 
 def test_the_environment_gives_the_first_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "_policy", "fastest")  # as read when the process began
-    with pytest.raises(UserError, match=r"unknown ATTENDLESS_CHOOSE 'fastest'.*native"):
-        choose(CASE)
+    with monkeypatch.context() as patch:
+        patch.setattr(dispatch, "_policy", ContextVar("policy", default="fastest"))  # as read when the process began
+        with pytest.raises(UserError, match=r"unknown ATTENDLESS_CHOOSE 'fastest'.*native"):
+            choose(CASE)
+
+
+def test_threads_do_not_see_each_other_s_policy() -> None:
+    """Two threads are inside `execution` at once; a third, started meanwhile, has the environment's policy."""
+    both, found = threading.Barrier(2), {}
+
+    def ask(name: str) -> None:
+        with execution(name):
+            both.wait(30)
+            found[name] = policy(), choose(CASE).backend
+            both.wait(30)
+
+    with ThreadPoolExecutor(2) as pool, execution("off"):
+        for future in [pool.submit(ask, name) for name in ("quick", "plain")]:
+            future.result()
+        assert pool.submit(policy).result() == os.environ["ATTENDLESS_CHOOSE"]
+        assert policy() == "off"
+    assert found == {"quick": ("quick", "quick"), "plain": ("plain", "plain")}
+
+
+def test_an_export_leaves_the_policy_of_other_threads_alone() -> None:
+    from attendless.export.trace import STANDARD, traced
+
+    tracing, asked = threading.Event(), threading.Event()
+    inside = []
+
+    class Waits(torch.nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            inside.append(policy())
+            tracing.set()
+            assert asked.wait(60)
+            return images + 1
+
+    with ThreadPoolExecutor(1) as pool, execution("quick"):
+        export = pool.submit(traced, Waits(), 3, (4, 4), 1, STANDARD)
+        assert tracing.wait(60)
+        assert (policy(), choose(CASE).backend) == ("quick", "quick")
+        asked.set()
+        export.result()
+    assert set(inside) == {STANDARD}
+
+
+@pytest.mark.parametrize("thread", [False, True])
+def test_a_checkpointed_layer_runs_again_under_the_policy_of_its_forward_pass(thread: bool) -> None:
+    """Also where the backward pass is another thread's, as on a GPU."""
+    asked = []
+
+    class Asks(torch.nn.Module):
+        def forward(self, x: torch.Tensor, context: Context) -> tuple[torch.Tensor, Context]:
+            asked.append(policy())
+            return x.exp(), context
+
+    x = torch.zeros(1, 4, 2, requires_grad=True)
+    with execution("plain"):
+        out, _ = run_block(Asks(), x, Context(Grid(2, 2)), checkpointing=True)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(out.sum().backward).result() if thread else out.sum().backward()
+    assert asked == ["plain", "plain"]
+    assert torch.equal(x.grad, torch.ones_like(x))
+
+
+def test_a_compiler_reads_the_policy_of_the_thread_that_traces() -> None:
+    found = []
+    for name in ("quick", "plain"):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: dispatch.run(CASE, x), fullgraph=True, backend="eager")
+        with execution(name):
+            found.append(compiled(torch.zeros(1)).item())
+    assert found == [1, 3]
 
 
 def test_a_refusal_is_passed_over_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

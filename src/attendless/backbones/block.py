@@ -18,6 +18,7 @@ from ..attention import (
     create,
 )
 from ..errors import UserError
+from ..sparse.dispatch import carried
 from ..tokens import Reducer
 from .cost import Layer, parameters, weight_macs
 
@@ -118,8 +119,8 @@ class ConvBlock(Block):
 
 
 def run_block(block: nn.Module, x: Tensor, context: Context, *, checkpointing: bool = False) -> tuple[Tensor, Context]:
-    """Run a block, or, to save memory in training, note only what enters it and run it again for the gradient."""
-    return checkpoint(block, x, context) if checkpointing else block(x, context)
+    """Run a block. With `checkpointing`, store only its input and run the block again in the backward pass."""
+    return checkpoint(carried(block.__call__), x, context) if checkpointing else block(x, context)
 
 
 def rebuild_block(block: nn.Module, spec: Spec, grid: Grid, kind: type[Block] = Block) -> Block:

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..cluster import joined
+from ..plugins import load_plugins
+from ..sparse import execution, policy
 from .model import Opening
 from .shards import Plan, Shard, compute
 
@@ -20,13 +22,16 @@ from .shards import Plan, Shard, compute
 class Worker:
     """A process of the cluster that has opened the model."""
 
-    def __init__(self, opening: Opening, batch: int, topk: int) -> None:
-        self.predictor = opening.open()
-        self.batch, self.topk = batch, topk
+    def __init__(self, opening: Opening, batch: int, topk: int, policy: str) -> None:
+        load_plugins(opening.plugins)  # the policy may name a backend of a plug-in
+        self.batch, self.topk, self.policy = batch, topk, policy
+        with execution(policy):
+            self.predictor = opening.open()
 
     def __call__(self, row: dict[str, Any]) -> dict[str, Any]:
         shard = Shard(str(row["path"]), tuple(map(str, row["images"])))
-        return {"images": compute(self.predictor, shard, batch=self.batch, topk=self.topk)}
+        with execution(self.policy):
+            return {"images": compute(self.predictor, shard, batch=self.batch, topk=self.topk)}
 
 
 def compute_on_ray(address: str, plan: Plan, shards: Sequence[Shard]) -> Iterator[int]:
@@ -41,7 +46,7 @@ def compute_on_ray(address: str, plan: Plan, shards: Sequence[Shard]) -> Iterato
         rows = [{"path": os.path.abspath(shard.path), "images": list(shard.images)} for shard in shards]
         done = ray.data.from_items(rows, override_num_blocks=len(rows)).map(
             Worker,
-            fn_constructor_args=(opening, plan.batch, plan.topk),
+            fn_constructor_args=(opening, plan.batch, plan.topk, policy()),
             num_cpus=threads,
             concurrency=min(places, len(rows)),
         )

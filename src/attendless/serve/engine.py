@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..predict import Card, Opening
+from ..sparse import policy
 from ..stamp import cores
 from .slots import Shape, Slots
 from .worker import Lost, Worker
@@ -56,6 +57,7 @@ class Engine:
         # HTTP and decoding keep a core to themselves.
         self.threads = opening.threads or max(1, (cores() - 1) // workers)
         self.opening = dataclasses.replace(opening, threads=self.threads)
+        self.policy = policy()  # threads that restart a worker have none of their own
         self.batch, self.wait, self.count = batch, wait_ms / 1000, workers
         self.on_batch, self.on_restart = on_batch, on_restart
         self.ready: queue.Queue[_Job | None] = queue.Queue()
@@ -64,7 +66,7 @@ class Engine:
 
     def start(self) -> Card:
         """Start the workers; `UserError` if the model cannot be opened."""
-        workers = [Worker(self.opening) for _ in range(self.count)]
+        workers = [Worker(self.opening, self.policy) for _ in range(self.count)]
         try:
             *_, self.card = [worker.card() for worker in workers]
             found = self.card.description
@@ -186,7 +188,7 @@ class _Line(threading.Thread):
         time.sleep(self.pause)
         self.pause = min(2 * self.pause + 0.1, LONGEST_PAUSE)
         self.engine.on_restart()
-        self.worker = Worker(self.engine.opening)
+        self.worker = Worker(self.engine.opening, self.engine.policy)
         with contextlib.suppress(Lost, UserError):
             self.worker.card()
             self.worker.use(self.engine.slots)

@@ -10,7 +10,9 @@ from typing import Any
 
 from ..errors import UserError
 from ..measure.malloc import keep_memory
+from ..plugins import load_plugins
 from ..predict import Card, Opening
+from ..sparse import execution
 from .slots import Shape, Slots
 
 #: Seconds after which a worker that says nothing counts as lost: to open a model, and to answer a batch.
@@ -22,12 +24,12 @@ class Lost(Exception):
 
 
 class Worker:
-    """A worker as the server sees it. Not safe for several threads."""
+    """A worker as the server sees it, which computes by the execution policy `policy`. Not thread-safe."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: Opening, policy: str) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=work, args=(opening, theirs), daemon=True)
+        self.process = spawn.Process(target=work, args=(opening, policy, theirs), daemon=True)
         self.process.start()
         theirs.close()  # so that its end shows as the pipe's
 
@@ -74,19 +76,22 @@ class Worker:
         raise Lost
 
 
-def work(opening: Opening, pipe: Connection) -> None:
+def work(opening: Opening, policy: str, pipe: Connection) -> None:
     """The worker's own side. The server decides when it leaves: by closing the pipe, also by being killed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     keep_memory()
     with contextlib.suppress(EOFError, OSError):
         try:
-            predictor = opening.open()
+            load_plugins(opening.plugins)  # the policy may name a backend of a plug-in
+            with execution(policy):
+                predictor = opening.open()
         except Exception as error:
             pipe.send(str(error) if isinstance(error, UserError) else repr(error))
             return
         pipe.send(predictor.card)
-        _answer(predictor, pipe, *pipe.recv())
+        with execution(policy):
+            _answer(predictor, pipe, *pipe.recv())
 
 
 def _answer(predictor: Any, pipe: Connection, shape: Shape, name: str) -> None:

@@ -1,15 +1,16 @@
-"""Which backend computes a call, and why. It never changes what is computed, only how soon it is there.
+"""Which backend computes a call, and why. The choice changes the speed of a call, never its function.
 
-One policy, for the whole process, says how to choose:
+The execution policy says how to choose:
 
-    auto    the quickest by estimate, if costs were measured on this machine (`calibration`: convert does it, once, in
-            seconds); otherwise the one of the highest standing. This is the default
-    off     always the one of the highest standing: nothing is measured, and convert's break-even counts
-            multiply-accumulates
+    auto    the backend with the lowest estimated latency, if costs were measured on this machine (`calibration`;
+            `convert` measures them once, in seconds); otherwise the backend of the highest standing. The default
+    off     always the backend of the highest standing: nothing is measured, and the break-even test of `convert`
+            counts multiply-accumulates
     NAME    that backend (native, torch, flex, a user's own) wherever it can compute the call
 
-`ATTENDLESS_CHOOSE` in the environment, read once, gives the policy a process starts with; `execution` sets another for
-the length of a `with` block.
+The policy is a context variable: `execution` sets it inside a `with` block, for the calling thread only. Each thread
+starts with the policy of the environment variable `ATTENDLESS_CHOOSE`, which is read once. `carried` takes the policy
+into a function that runs later, or in another thread.
 """
 
 from __future__ import annotations
@@ -17,47 +18,62 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
-from functools import lru_cache
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import lru_cache, wraps
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from ..errors import UserError, unknown
 from . import calibration
-from .backend import (
-    Backend,
-    Case,
-    Choice,
-    backend,
-    backend_names,
-    backends,
-    registrations,
-)
+from .backend import Backend, Case, Choice, backend, backend_names, backends, registrations
 from .full import Whole
 
 SWITCH = "ATTENDLESS_CHOOSE"
-_policy = os.environ.get(SWITCH) or "auto"
+_policy: ContextVar[str] = ContextVar("attendless_execution_policy", default=os.environ.get(SWITCH) or "auto")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def policy() -> str:
-    """The policy in force."""
-    return _policy
+    """The execution policy of the calling thread."""
+    return _policy.get()
 
 
 @contextlib.contextmanager
 def execution(policy: str) -> Iterator[None]:
-    """Choose by another policy for a while, in every thread of the process: `auto`, `off` or an backend's name.
+    """Set the execution policy inside a `with` block. Other threads keep their own policy.
 
-    A graph that was compiled before keeps the backend it was traced with.
+    A graph that was compiled before keeps the backend that it was traced with.
+
+    Args:
+        policy: `auto`, `off` or the name of a backend.
     """
-    global _policy
     _check(policy, "execution policy")
-    before, _policy = _policy, policy
+    before = _policy.set(policy)
     try:
         yield
     finally:
-        _policy = before
+        _policy.reset(before)
+
+
+def carried(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` with the present policy, whenever and in whichever thread it is called.
+
+    Gradient checkpointing runs a layer again in the backward pass: outside the `with` block of the forward pass, and,
+    on a GPU, in a thread of PyTorch's. A compiler reads `function` as it is: a graph holds its backends.
+    """
+    if compiling():
+        return function
+    here = policy()
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        with execution(here):
+            return function(*args, **kwargs)
+
+    return call
 
 
 def _check(asked: str, what: str) -> None:
@@ -66,14 +82,15 @@ def _check(asked: str, what: str) -> None:
 
 
 def choose(case: Case) -> Choice:
-    """Who computes `case`, and the reason."""
-    edition = calibration.edition() if _policy == "auto" else 0
-    return _choose(case, _policy, torch.get_num_threads(), edition, registrations())
+    """The backend that computes `case`, and the reason."""
+    asked = policy()
+    edition = calibration.edition() if asked == "auto" else 0
+    return _choose(case, asked, torch.get_num_threads(), edition, registrations())
 
 
 @lru_cache(maxsize=4096)
 def _choose(case: Case, asked: str, threads: int, edition: int, known: int) -> Choice:
-    """`edition` and `known` change whenever an answer might."""
+    """`edition` and `known` are cache keys: they change whenever the result might."""
     _check(asked, SWITCH)
     here = [one for one in backends(case.op) if one.serves(case.device)]
     refusals = {one.name: one.refuses(case) for one in here}
@@ -85,7 +102,7 @@ def _choose(case: Case, asked: str, threads: int, edition: int, known: int) -> C
     if asked == "auto":
         seconds = estimates(able, case)
         if len(seconds) > 1:
-            return _quickest(seconds, threads)
+            return _fastest(seconds, threads)
     usual = able[0]
     passed = {one.name: refusals[one.name] for one in here[: here.index(usual)]}
     if refusals.get(asked):
@@ -98,7 +115,7 @@ def _choose(case: Case, asked: str, threads: int, edition: int, known: int) -> C
     return Choice(usual.name, f"{usual.about}: the usual choice, as {why}")
 
 
-def _quickest(seconds: dict[str, float], threads: int) -> Choice:
+def _fastest(seconds: dict[str, float], threads: int) -> Choice:
     best, *others = sorted(seconds, key=seconds.__getitem__)
     rest = ", ".join(f"{name} {milliseconds(seconds[name])}" for name in others)
     return Choice(best, f"{milliseconds(seconds[best])} estimated, {rest}, on {threads_text(threads)}")
@@ -109,18 +126,18 @@ def _listed(refusals: dict[str, str]) -> str:
 
 
 def estimates(able: list[Backend], case: Case) -> dict[str, float]:
-    """Seconds each backend should take, for those whose cost is known."""
+    """The estimated seconds of each backend whose cost is known."""
     found = {one.name: calibration.seconds(one, case) for one in able}
     return {name: seconds for name, seconds in found.items() if seconds is not None}
 
 
 def against_full(case: Case) -> tuple[float, float] | None:
-    """Estimated seconds of a call, computed by whom `choose` says, and of full attention in its place.
+    """Estimated seconds of a call on the backend that `choose` returns, and of full attention in its place.
 
-    None where there is no estimate: off the CPU, or if the policy is `off`. The first time on a machine, this measures
-    for a few seconds.
+    None if there is no estimate: on devices other than the CPU, or with the policy `off`. The first call on a machine
+    measures costs for a few seconds.
     """
-    if _policy == "off" or case.device != "cpu":
+    if policy() == "off" or case.device != "cpu":
         return None
     calibration.measured(case.dtype)
     full = Case("full", Whole(case.plan.tokens), case.batch, case.heads, case.width, case.dtype)
@@ -130,20 +147,21 @@ def against_full(case: Case) -> tuple[float, float] | None:
 
 
 def compiling() -> bool:
-    """Whether a compiler reads this code; `torch.export` runs it, and may be told who computes what."""
+    """Whether `torch.compile` traces this code. (`torch.export` runs it as Python, so a policy can be read there.)"""
     return torch.compiler.is_compiling() and not torch.compiler.is_exporting()
 
 
 def refuse_tracing(op: str) -> None:
+    """Raise under `torch.jit.trace`."""
     if torch.jit.is_tracing():
         raise UserError(
-            f"{op}: torch.jit.trace, which PyTorch gives up, does not see what is computed here; torch.export, "
-            "torch.compile and `attendless export` do"
+            f"{op}: torch.jit.trace, which PyTorch has deprecated, cannot trace this operation; use torch.export, "
+            "torch.compile or `attendless export`"
         )
 
 
 def run(case: Case, *tensors: Any, **more: Any) -> Any:
-    """Compute a call by whoever is chosen."""
+    """Compute a call on the backend that `choose` returns."""
     refuse_tracing(case.op)
     if not compiling():
         return backend(case.op, choose(case).backend).run(case, *tensors, **more)
@@ -157,7 +175,7 @@ def run(case: Case, *tensors: Any, **more: Any) -> Any:
 def _name_in_graph(
     op: str, kind: Any, plan: tuple, numbers: tuple[int, int, int], dtype: torch.dtype, device: str, dropout: float
 ) -> str:
-    """A compiler takes the answer for a constant of the graph, so it is asked for in plain numbers and names."""
+    """The backend's name as a constant of the graph. A compiler allows only plain values as arguments here."""
     return choose(Case(op, kind(*plan), *numbers, dtype, device, dropout)).backend
 
 

@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from ..attention import Context
 from ..backbones.columnar import ColumnarBackbone
 from ..errors import UserError
+from ..sparse.dispatch import carried
 from .labelling import Box, draw_box, patch_answers
 from .objective import (
     Output,
@@ -146,7 +147,7 @@ def map_lessons(student: Any, teacher: Any, images: Tensor) -> tuple[Output, Ten
         *entered, (_, x, context) = teacher.walk(*teacher.embed(images))
         taught = collect(teacher, teacher.norm(x), context)
     differences = [
-        checkpoint(map_difference, ours, theirs, step.x, step.context, use_reentrant=False)
+        checkpoint(carried(map_difference), ours, theirs, step.x, step.context, use_reentrant=False)
         for ours, theirs, step in zip(student.blocks, teacher.blocks, entered, strict=True)
     ]
     return taught, torch.stack(differences).mean()
