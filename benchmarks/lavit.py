@@ -128,7 +128,7 @@ def flat(scores: torch.Tensor) -> torch.Tensor:
 
 
 def spec(vanilla: int, maps: str) -> str:
-    return f"less:vanilla={vanilla}" + (f",{MAPS[maps]}" if MAPS[maps] else "")
+    return f"lavit:vanilla={vanilla}" + (f",{MAPS[maps]}" if MAPS[maps] else "")
 
 
 def fitted(args: argparse.Namespace) -> None:
@@ -206,7 +206,7 @@ def race(args: argparse.Namespace) -> None:
 
 
 def small(
-    classes: int, less: str | None = "less:map=dense,mix=false", carry: str = "grid", dp: str = "dp=1"
+    classes: int, less: str | None = "lavit:map=dense,mix=false", carry: str = "grid", dp: str = "dp=1"
 ) -> Pyramid:
     """A LaViT of a million weights for images of 64 px: 16², 8², 4² and 2² tokens."""
     third, fourth = (f"{less},{dp},ratio=2", f"{less},{dp}") if less else ("reduced", "full")

@@ -32,6 +32,7 @@ from study import whole
 import attendless
 from attendless import Grid
 from attendless.attention.averages import budget
+from attendless.attention.selection import HasPredictor
 from attendless.convert import convert, load, open_model
 from attendless.data.opening import open_data
 from attendless.measure.accuracy import evaluate, load_images, preprocessing
@@ -199,7 +200,7 @@ def sparsity(model: Any, images: torch.Tensor) -> dict[str, float]:
     coefficients, basis = [], []
     *entered, _ = model.walk(*model.embed(images))
     for block, (_, x, context) in zip(model.blocks, entered, strict=True):
-        if block.attn.predictor():
+        if isinstance(block.attn, HasPredictor):
             q, k, _ = block.attn.project(block.norm1(x))
             coefficients.append((block.attn.coefficients(q, k, context.grid) > 0.05).float().mean().item())
             basis.append((block.attn.sparse_basis(context.grid) > 0).float().mean().item())

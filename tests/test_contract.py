@@ -16,6 +16,7 @@ from attendless import (
     create,
     load_plugin,
 )
+from attendless.attention.provided import class_attention
 from attendless.check.attentions import CHECKS, others
 from attendless.check.trial import Place, Trial, attempt
 from attendless.sparse import dispatch, policy
@@ -73,7 +74,7 @@ def test_full_against_the_textbook() -> None:
     q, k, v = torch.randn(3, 2, 2, 7, 16).unbind(0)
     wants = Context(grid, frozenset({"scores", "class_attention"}))
     out, context = module.attend(q, k, v, wants)
-    class_row = module.class_row(q, k, grid)
+    class_row = class_attention(q, k, grid, scale=module.scale)
     sizes = torch.cat([torch.ones(2, 1), grid.sizes], 1)
     for b, h, n in itertools.product(range(2), range(2), range(7)):
         weights = torch.stack([sizes[b, m] * torch.exp(q[b, h, n] @ k[b, h, m] / 4) for m in range(7)])

@@ -154,7 +154,7 @@ BROKEN = [
     ("provides", "scores is", {"provides": frozenset({"scores"}), "attend": attends(
         lambda s, out, context: (out, context.replace(scores=torch.ones(3))))}),
     ("provides", "against the first row", {"provides": frozenset({"class_attention"}),
-        "class_row": lambda self, q, k, grid: torch.full(q.shape[:3], 1 / grid.tokens)}),
+        "attend": lambda self, q, k, v, context: Plain.attend(self, 3 * q, k, v, context), "map": Attention.map}),
     ("provides", "names secrets: there are only scores", {"provides": frozenset({"secrets"})}),
     ("reads", "does not use it", {"reads": frozenset({"scores"})}),
     ("reads", "names secrets", {"reads": frozenset({"secrets"})}),

@@ -321,7 +321,7 @@ def test_bench_across_runtimes() -> None:
 @pytest.mark.parametrize("format", [*FORMATS, "onnx with kernels"])
 @pytest.mark.parametrize("name", attentions())
 def test_every_attention(name: str, format: str, size: tuple[int, int], batch: int | None, tmp_path: Path) -> None:
-    spec = {"less": "less:vanilla=1"}.get(name, name)
+    spec = {"lavit": "lavit:vanilla=1"}.get(name, name)
     kernels = True if "kernels" in format else None
     out = tmp_path / f"fast{FORMATS[format.split()[0]]}"
     found = export(tiny(spec, size=size, patch=16), out, batch=batch, kernels=kernels, measure=False)

@@ -67,12 +67,12 @@ def test_a_querys_peak_stays_where_it_was(kind: str, sides: tuple[int, int]) -> 
 @torch.no_grad()
 def test_the_grid_is_averaged_over_all_four_axes() -> None:
     old, new = Grid(4, 6), Grid(2, 3)
-    made = carry("grid", "full", "less", old, new)  # taken as they are: nothing but the pooling
+    made = carry("grid", "full", "lavit", old, new)  # taken as they are: nothing but the pooling
     scores = torch.randn(2, 2, 24, 24)
     found = made(scores, old, new, 6, ConvEmbed(16, 16, 2))
     slow = scores.view(2, 2, 2, 2, 3, 2, 2, 2, 3, 2).mean((3, 5, 7, 9)).reshape(2, 2, 6, 6)
     torch.testing.assert_close(found, slow)
-    learned = carry("conv", "full", "less", old, new)
+    learned = carry("conv", "full", "lavit", old, new)
     torch.testing.assert_close(learned(scores, old, new, 6, ConvEmbed(16, 16, 2)), slow)  # it starts as the mean
 
 
@@ -130,7 +130,7 @@ def test_stages_that_cannot_carry_are_refused() -> None:
     with pytest.raises(UserError, match="unknown carry 'mean'"):
         Pyramid("full", **STAGES, carry="mean")
     with pytest.raises(UserError, match="reads 1"):
-        Pyramid("full/less", **STAGES, carry="grid")
+        Pyramid("full/lavit", **STAGES, carry="grid")
     model = Pyramid("full", **STAGES, carry="conv")
     with pytest.raises(UserError, match="made for other attentions"):
         convert(model, "full/reduced/full/full", below_breakeven="keep")
@@ -160,7 +160,7 @@ def test_lines_are_pooled_and_so_are_their_scores() -> None:
     slow = torch.stack([x.flatten(2)[..., 2 * i : 2 * i + 3].amax(-1) for i in range(9)], dim=1)
     assert torch.equal(pool(x), slow)
     assert pool.shrunk(grid) == Grid(1, 9)
-    model = Pyramid("full/less", img_size=64, patch_size=16, embed_dims=(16, 16), depths=(1, 1), num_heads=(2, 2),
+    model = Pyramid("full/lavit", img_size=64, patch_size=16, embed_dims=(16, 16), depths=(1, 1), num_heads=(2, 2),
                     num_classes=5, embedding="pool", positions="learned", carry="grid").eval()  # fmt: skip
     last = next(step for step in model.walk(*model.embed(IMAGES)) if step.number == 1)
     _, entered = model.stages[1].enter(last.x, last.context)
@@ -225,7 +225,7 @@ def test_reattention_mixes_heads_after_the_softmax() -> None:
     [
         lambda: CeiT(**SMALL, stem=8),
         lambda: Stemmed(**SMALL, stem=8, kernels=(7, 3), skip=2.0, attention="2xfull/reattention"),
-        lambda: Pyramid("full/less", img_size=64, patch_size=16, embed_dims=(16, 16), depths=(2, 1), num_heads=(2, 2),
+        lambda: Pyramid("full/lavit", img_size=64, patch_size=16, embed_dims=(16, 16), depths=(2, 1), num_heads=(2, 2),
                         num_classes=5, embedding="pool", positions="learned", carry="interp"),
     ],
 )  # fmt: skip
@@ -246,7 +246,7 @@ def test_the_new_hosts_are_saved_and_opened(model: object, tmp_path: Path) -> No
 def test_lavits_are_in_timm_and_give_a_feature_pyramid(size: str) -> None:
     with torch.device("meta"):
         model = timm.create_model(f"lavit_{size}")
-    less = [block.attn.spec.name == "less" for block in model.blocks]
+    less = [block.attn.spec.name == "lavit" for block in model.blocks]
     assert sum(less) == {"tiny": 2, "small": 6, "base": 18}[size]
     assert all(stage.carry is not None for stage in model.stages[1:])
     if size == "tiny":
@@ -267,7 +267,7 @@ def _learns_and_counts(name: str, less: bool, **changes: object) -> None:
     torch.manual_seed(0)
     given = {**(with_less(name) if less else {}), **changes}
     model = timm.create_model(name, num_classes=3, img_size=side, **given)
-    assert any(block.attn.spec.name == "less" for block in model.blocks) == less
+    assert any(block.attn.spec.name == "lavit" for block in model.blocks) == less
     before = {key: value.clone() for key, value in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     images = torch.randn(2, 3, side, side)
@@ -303,10 +303,10 @@ def test_every_backbone_does_so_at_its_full_width(name: str, less: bool) -> None
 
 def test_reading_layers_are_where_the_poster_has_them() -> None:
     """The first four of twelve keep their own attention; in stages the first of each does."""
-    assert with_less("columnar_small_patch16_224")["attention"].split("/") == ["full"] * 4 + ["less"] * 8
+    assert with_less("columnar_small_patch16_224")["attention"].split("/") == ["full"] * 4 + ["lavit"] * 8
     deep = with_less("columnar_deepvit_small")["attention"].split("/")
-    assert deep == ["full"] * 4 + ["less"] * 7 + ["less:reattend"] * 5
+    assert deep == ["full"] * 4 + ["lavit"] * 7 + ["lavit:reattend"] * 5
     assert with_less("columnar_hvt_tiny")["carry"] == "grid"
-    assert with_less("pyramid_swin_tiny")["attention"].count("less") == 2 + 6
+    assert with_less("pyramid_swin_tiny")["attention"].count("lavit") == 2 + 6
     dense = with_less("columnar_tiny_patch16_224", "map=dense,mix=false")["attention"]
-    assert dense.endswith("less:map=dense,mix=false")
+    assert dense.endswith("lavit:map=dense,mix=false")

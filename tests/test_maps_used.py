@@ -111,7 +111,7 @@ PYRAMID = {"embed_dims": (16, 32), "depths": (2, 2), "num_heads": (1, 2), "img_s
 MODELS = [
     ("vit_small_patch16_224", {**SMALL, "img_size": 64}, 64, "full"),
     ("vit_small_patch16_224", {**SMALL, "img_size": 64}, 64, "performer"),
-    ("vit_small_patch16_224", {**SMALL, "img_size": 64}, 64, "less:vanilla=1"),
+    ("vit_small_patch16_224", {**SMALL, "img_size": 64}, 64, "lavit:vanilla=1"),
     ("vit_small_patch16_dinov3", SMALL, 96, "full"),
     ("vit_small_patch16_dinov3", SMALL, 96, "foveal:keep=0.3,cell=2,tile=1"),
     ("eva02_tiny_patch14_224", {**SMALL, "img_size": 84}, 84, "foveal:keep=0.3,cell=2,tile=1"),

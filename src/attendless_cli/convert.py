@@ -6,7 +6,7 @@ examples:
   attendless convert deit_small_patch16_224 --pretrained --attention 4xfull/8xfoveal:keep=0.1 --out fast.safetensors
   attendless convert vit_base_patch16_siglip_224 --attention foveal:keep=0.1 --layers 2: --below-breakeven keep
   attendless convert deit_tiny_patch16_224 --weights deit.safetensors --tokens tome:r=8 --out fast.safetensors
-  attendless convert deit_tiny_patch16_224 --weights deit.safetensors --attention less:vanilla=8 --fit photos --out fast.safetensors
+  attendless convert deit_tiny_patch16_224 --weights deit.safetensors --attention lavit:vanilla=8 --fit photos --out fast.safetensors
   attendless convert fast.safetensors --attention full --tokens none --out dense.safetensors
 """  # noqa: E501 (commands are to be copied whole)
 

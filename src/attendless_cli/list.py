@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     import attendless
-    from attendless.attention.registry import attention_class
+    from attendless.attention import aliases, attention_class
     from attendless.backbones import MODELS
     from attendless.integrations.rebuild import hf_weights as huggingface
     from attendless.integrations.timm_blocks import slots as families
@@ -31,13 +31,14 @@ def run(args: argparse.Namespace) -> None:
 
     found, reducing = attendless.attentions(), reducers()
     if args.name:
-        found = {args.name: reducing[args.name] if args.name in reducing else attention_class(args.name)}
+        one = reducing[args.name] if args.name in reducing else attention_class(args.name)
+        found = {one.name: one}
     rows = [{"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()]
     more = [{"name": name, "options": describe_options(cls.Options)} for name, cls in reducing.items()]
     models = sorted(MODELS)
     convertible = ["timm's VisionTransformer", *families.NAMES, *IN_PLACE, *huggingface.NAMES]
     if args.name:
-        _one(args.name, found[args.name], rows[0]["options"])
+        _one(one.name, one, rows[0]["options"])
     else:
         table = [(name, _first_line(cls), _option_text(cls)) for name, cls in found.items()]
         output.print_table("attentions", ("attention", "what it is", "options"), table)
@@ -45,10 +46,13 @@ def run(args: argparse.Namespace) -> None:
         print()
         output.print_table("token reducers", ("tokens", "what it is", "options"), table)
         print()
+        for alias, name in aliases().items():
+            print(f"{alias} is another name of {name}")
         print(_wrapped(f"models of our own: {', '.join(models)}"))
         print(_wrapped(f"models that can be converted: {', '.join(convertible)}"))
         print("\none of them in full: attendless list NAME")
-    output.write_json(args.json, {"attentions": rows, "reducers": more, "models": models, "convertible": convertible})
+    listed = {"attentions": rows, "aliases": aliases(), "reducers": more}
+    output.write_json(args.json, {**listed, "models": models, "convertible": convertible})
 
 
 def _wrapped(text: str) -> str:

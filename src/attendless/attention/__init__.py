@@ -13,6 +13,7 @@ from ..plugins import import_package
 from ..sparse.backend import Choice
 from .interface import Attention
 from .registry import (
+    aliases,
     attention_class,
     attentions,
     create,
@@ -21,6 +22,7 @@ from .registry import (
     named,
     parse,
     register,
+    register_alias,
 )
 from .values import Context, Grid, Macs, cap
 
@@ -34,6 +36,7 @@ __all__ = [
     "Macs",
     "Options",
     "Spec",
+    "aliases",
     "attention_class",
     "attentions",
     "cap",
@@ -46,4 +49,5 @@ __all__ = [
     "option",
     "parse",
     "register",
+    "register_alias",
 ]

@@ -54,8 +54,6 @@ class Foveal(Attention):
     examples = ("foveal", "foveal:keep=0.1,tile=1", "foveal:keep=0.2,cell=2,tile=3,coarse=4", "foveal:keep=1")
     provides = frozenset({"class_attention", "keys"})
     executes_more = "plain PyTorch masks dense products"
-    #: How far rotary positions turn keys from one patch to the next, at most, in radians; 0 if there are none.
-    turn = 0.0
 
     def layout(self, grid: Grid) -> definition.Layout:
         dispatch.refuse_tracing(self.name)  # where the sides of a grid are no numbers

@@ -1,25 +1,26 @@
-"""Less attention (LaViT): scores are not computed but made from those of the layer before.
+"""LaViT's less attention: scores are not computed from queries and keys but derived from those of the layer before.
 
     A = Ψ(Θ(A₋)ᵀ)ᵀ        A₋ the scores of the layer before, Θ over its keys, Ψ over its queries
     out = softmax(A) v
 
-There are no queries and no keys, so there is nothing to project for them: of `qkv`, which keeps its name, only v's rows
-are there. Θ and Ψ are identity + Δ (`tokenmap.py`), start at the identity, by which the layer attends as the one before
-does, and fit any resolution.
+The layer has no queries and no keys, so it does not project them: `qkv` keeps its name and holds only the rows of v. Θ
+and Ψ are identity + Δ (`tokenmap.py`). They start at the identity, where the layer attends like the one before, and are
+resampled for other resolutions.
 
-The poster's Θ and Ψ are dense, which costs 2 H N³: at 197 tokens more than the queries and keys it saves (`map=dense`).
-The default is cheaper: Δ of low rank, one for all heads, and heads mixed with each other (`mix`), because a head need
-not look like that of the same number one layer earlier. `offset` maps are convolutions over the grid, `none` leaves Θ
-and Ψ the identity.
+The poster's Θ and Ψ are dense, which costs 2 H N³: at 197 tokens more than the queries and keys that the layer saves
+(`map=dense`). The default is cheaper: Δ has a low rank and is shared by all heads, and heads are mixed with each other
+(`mix`), because a head need not resemble the head of the same number one layer earlier. `offset` maps are convolutions
+over the grid, `none` leaves Θ and Ψ the identity.
 
-Where keys are fewer than tokens (`ratio=2`: spatial reduction, as `reduced`) or in windows (`window=7`: as `window`),
-so are the scores: [N, M], or [T, T] in each window, with Θ and Ψ over a window's tokens. Such a layer also reads the
-scores of a full one: of keys it takes the mean over each block, in windows what is inside. Windows of another shift
-hold other pairs, so it stands only behind windows of its own.
+Where there are fewer keys than tokens (`ratio=2`: spatial reduction, as in `reduced`) or keys lie in windows
+(`window=7`: as in `window`), scores have the shape [N, M], or [T, T] in each window with Θ and Ψ over the tokens of a
+window. Such a layer also reads the scores of a full layer: it averages the keys of each block, or takes the pairs
+inside each window. Windows of another shift hold other pairs, so a layer follows only windows of its own shift.
 
-`vanilla=4` is for models, not for a layer: the first four layers of each stage keep full attention (or windows).
-`dp` is the weight of the diagonality-preserving loss (`diagonality.py`); where keys are fewer, queries are averaged to
-as many first. `reattend` mixes heads after the softmax, as DeepViT does; what is handed on are the scores before.
+`vanilla=4` describes a model rather than a layer: the first four layers of each stage keep full attention (or windows).
+`dp` is the weight of the diagonality-preserving loss (`diagonality.py`); where there are fewer keys, queries are
+averaged to the same number first. `reattend` mixes heads after the softmax, as DeepViT does; the next layer receives
+the scores before that.
 
 Shapes: B batch · H heads · N tokens · M keys · W windows of T tokens · D head width.
 """
@@ -36,34 +37,39 @@ from .. import options
 from ..errors import UserError
 from ..sparse.backend import Choice
 from .diagonality import diagonality
+from .interface import Attention
 from .reattention import Reattend
 from .reduced import Reduced
-from .registry import register
+from .registry import register, register_alias
+from .scores import ReadsScores
+from .staged import Staged
 from .tokenmap import create_map, resample
 from .values import Context, Grid
-from .window import Side, partition, unpartition, visible
+from .window import Side, Window, partition, unpartition, visible
 
 
 @dataclasses.dataclass(frozen=True)
-class LessOptions(options.Options):
-    vanilla: int = options.option(0, "of a model: layers at the start of each stage that keep full attention", low=0)
-    map: Literal["low_rank", "dense", "offset", "none"] = options.option("low_rank", "what Θ and Ψ are")
-    rank: int = options.option(8, "of low_rank maps", low=1)
-    radius: int = options.option(2, "steps an offset map reaches", low=0)
+class LaViTOptions(options.Options):
+    vanilla: int = options.option(
+        0, "for a model: number of layers at the start of each stage that keep full attention", low=0
+    )
+    map: Literal["low_rank", "dense", "offset", "none"] = options.option("low_rank", "form of Θ and Ψ")
+    rank: int = options.option(8, "rank of low_rank maps", low=1)
+    radius: int = options.option(2, "reach of an offset map, in patches", low=0)
     shared: bool = options.option(True, "one Θ and Ψ for all heads")
-    mix: bool = options.option(True, "heads are mixed with each other")
-    bias: bool = options.option(False, "Θ and Ψ add a learned number to each key and each query")
-    ratio: int = options.option(1, "patches along a side that become one key, as in reduced", low=1)
+    mix: bool = options.option(True, "mix heads with each other")
+    bias: bool = options.option(False, "add a learned bias to each key and each query")
+    ratio: int = options.option(1, "patches along a side that form one key, as in reduced", low=1)
     window: int = options.option(0, "instead: patches along a side of a window", low=0)
     shift: int = options.option(0, "patches the windows are shifted by", low=0)
-    reattend: bool = options.option(False, "heads are mixed after the softmax too, as in reattention")
+    reattend: bool = options.option(False, "also mix heads after the softmax, as in reattention")
     dp: float = options.option(0.0, "weight of the diagonality-preserving loss", low=0)
     dp_sign: Literal["corrected", "poster"] = options.option(
-        "corrected", "of its second sum: as meant, or as the poster prints it"
+        "corrected", "sign of its second sum: as intended, or as the poster prints it"
     )
-    dp_on: Literal["softmax", "scores"] = options.option("softmax", "what it is taken of")
+    dp_on: Literal["softmax", "scores"] = options.option("softmax", "what the loss is computed on")
 
-    #: Another name of `reduced`'s, which this has no use for.
+    #: `reduced` has this option; less attention does not pool.
     pool = 0
 
     def __post_init__(self) -> None:
@@ -74,17 +80,16 @@ class LessOptions(options.Options):
 
 
 @register
-class Less(Reduced):
-    name = "less"
-    Options = LessOptions  # type: ignore[assignment]
+class LaViTAttention(Staged, ReadsScores, Reduced):
+    name = "lavit"
+    Options = LaViTOptions  # type: ignore[assignment]
     projected = 1
     reads = frozenset({"scores"})
     provides = frozenset({"scores"})
     takes = frozenset()
-    undecayed = frozenset({"mixing"})
     examples: ClassVar[tuple[str, ...]] = (
-        "less", "less:map=dense,mix=false", "less:map=dense,shared=false,bias", "less:map=offset,radius=1",
-        "less:map=none", "less:ratio=2", "less:reattend",
+        "lavit", "lavit:map=dense,mix=false", "lavit:map=dense,shared=false,bias", "lavit:map=offset,radius=1",
+        "lavit:map=none", "lavit:ratio=2", "lavit:reattend",
     )  # fmt: skip
 
     def setup(self, factory: dict[str, Any]) -> None:
@@ -111,6 +116,9 @@ class Less(Reduced):
         if self.options.reattend:
             self.reattn.init_weights()
 
+    def no_weight_decay(self) -> set[str]:
+        return {"mixing"} if self.options.mix else set()
+
     @classmethod
     def in_stage(cls, spec: Any, number: int) -> Any:
         o = spec.options
@@ -118,7 +126,7 @@ class Less(Reduced):
             return spec.replace(vanilla=0)
         return f"window:size={o.window},shift={o.shift}" if o.window else "full"
 
-    # Where the scores stand ----------------------------------------------------------------------------------------
+    # The shape of the scores -----------------------------------------------------------------------------------------
 
     def sides(self, grid: Grid) -> tuple[Side, Side]:
         size, shift = self.options.window, self.options.shift
@@ -144,27 +152,29 @@ class Less(Reduced):
         whole = (*shape[:1], self.num_heads, grid.tokens, grid.tokens)
         return None if shape == whole else super().unreadable(shape, grid)
 
-    def misreads(self, before: Any) -> str | None:
-        windows = self.options.window and hasattr(before, "sides") and len(before.score_shape(1, self.grid)) == 5
-        if windows and before.sides(self.grid) != self.sides(self.grid):
-            return "windows of another size or shift hold other pairs of patches"
+    def misreads(self, before: Attention) -> str | None:
+        if self.options.window and isinstance(before, Window | LaViTAttention):
+            windows = len(before.score_shape(1, self.grid)) == 5
+            if windows and before.sides(self.grid) != self.sides(self.grid):
+                return "windows of another size or shift hold other pairs of patches"
         return super().misreads(before)
 
     def arranged(self, scores: Tensor, grid: Grid) -> Tensor:
-        """Scores as the layer before left them → as they stand here."""
+        """The scores of the layer before → scores of the shape of this layer."""
         shape = self.score_shape(scores.shape[0], grid)
         if scores.shape == shape:
             return scores
         if reason := self.unreadable(tuple(scores.shape), grid):
             raise UserError(f"attention {self.spec} on grid {grid}: {reason}")
-        if not self.options.window:  # a key that stands for many weighs as much as they do together
+        if not self.options.window:
             return self._pooled(scores, grid)
         place = torch.arange(grid.tokens, device=scores.device, dtype=torch.float64)
         inside = partition(place[None, None, :, None], *self.sides(grid))[0, 0, :, :, 0].long()
         return scores[:, :, inside[:, :, None], inside[:, None, :]]
 
     def _pooled(self, scores: Tensor, grid: Grid) -> Tensor:
-        """Scores of all keys → of blocks of them: the mean, and the logarithm of how many it is of."""
+        """Scores of all keys → of blocks of keys: the mean plus the logarithm of the number of keys, so that a block
+        weighs as much as its keys together."""
         P, ratio = grid.prefix, self.options.ratio
         image = scores[..., P:].flatten(0, 2).unflatten(1, (grid.height, grid.width))
         total = nn.functional.avg_pool2d(self._shrink(image), ratio).flatten(1)
@@ -172,10 +182,10 @@ class Less(Reduced):
         means = (total / share + (ratio**2 * share).log()).unflatten(0, scores.shape[:3])
         return torch.cat([scores[..., :P], means], dim=-1)
 
-    # What it computes ----------------------------------------------------------------------------------------------
+    # Computation -----------------------------------------------------------------------------------------------------
 
     def transformed(self, scores: Tensor, grid: Grid) -> Tensor:
-        """Ψ(Θ(A)ᵀ)ᵀ, after heads are mixed."""
+        """Ψ(Θ(A)ᵀ)ᵀ of the mixed heads."""
         queries, keys = self.grids_of(grid)
         if self.mixing is not None:
             scores = (self.mixing @ scores.flatten(2)).view_as(scores)
@@ -184,7 +194,7 @@ class Less(Reduced):
         return _add(self.psi.columns(scores, queries).mT, self.psi_bias, made_for[0], queries).mT
 
     def weights_of(self, scores: Tensor, grid: Grid) -> Tensor:
-        """softmax(A), over the keys that may be seen, heads mixed if they are to be."""
+        """softmax(A) over the visible keys; heads mixed with `reattend`."""
         if self.options.window:
             allowed = visible(*self.sides(grid), scores.device)
             scores = scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
@@ -192,7 +202,7 @@ class Less(Reduced):
         return self.reattn(weights) if self.options.reattend else weights
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, M, C] → v [B, H, M, D], three times: nobody asks for q and k."""
+        """x [B, M, C] → v [B, H, M, D], returned three times because q and k are not used."""
         v = self.qkv(x).unflatten(2, (self.num_heads, -1)).transpose(1, 2)
         return v, v, v
 
@@ -214,28 +224,28 @@ class Less(Reduced):
         return out, context.replace(scores=scores)
 
     def pick(self, weights: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """Weights times values, in windows if there are."""
+        """Weights times values, window by window if there are windows."""
         if not self.options.window:
             return weights @ v
         sides = self.sides(grid)
         return unpartition(weights @ partition(v, *sides), *sides)
 
     def _square(self, scores: Tensor, grid: Grid) -> Tensor:
-        """As many queries as keys: each the mean of those whose patches its key is made of."""
+        """Scores with as many queries as keys: each query is the mean over the patches of its key."""
         return scores if self.options.ratio == 1 else self.spread(grid).to(scores) @ scores
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
-        """softmax(A); a key's weight spread evenly over the patches it was made of, a window's put in its place."""
+        """softmax(A), with the weight of a key spread evenly over its patches, and windows put in their places."""
         grid = context.grid
         eye = torch.eye(grid.tokens, device=x.device, dtype=x.dtype) if self.options.window else self.spread(grid).to(x)
         rows = slice(query, query + 1) if isinstance(query, int) else query
         values = eye.expand(len(x), self.num_heads, -1, -1)
         return self.attend(values, values, values, context)[0][:, :, rows]
 
-    # What it costs -------------------------------------------------------------------------------------------------
+    # Cost ------------------------------------------------------------------------------------------------------------
 
     def transform_macs(self, grid: Grid) -> int:
-        """Of Θ, Ψ and the mixing of heads."""
+        """MACs of Θ, Ψ and the mixing of heads."""
         (queries, keys), H = self.grids_of(grid), self.num_heads
         *_, N, M = shape = self.score_shape(1, grid)
         windows = shape[2] if len(shape) == 5 else 1
@@ -278,8 +288,11 @@ class Less(Reduced):
         return Choice("torch", f"plain PyTorch: scores of {N}x{M} made from those of the layer before")
 
 
+register_alias("less", "lavit")
+
+
 def _on(bias: Tensor, old: Grid, new: Grid) -> Tensor:
-    """A number for each token of a grid → for those of another."""
+    """A bias for each token of grid `old` → for each token of grid `new`."""
     same = (old.height, old.width) == (new.height, new.width)
     return bias if same else resample(bias, old, new)
 

@@ -29,7 +29,7 @@ from .. import options
 from ..errors import UserError
 from ..sparse import basis
 from . import averages
-from .interface import Attention
+from .selection import HasPredictor
 from .values import Context, Grid
 
 _PREDICTOR = ("down", "up", "q_reduce", "k_reduce")
@@ -49,7 +49,7 @@ class Options(options.Options):
     l1: float = options.option(0.0, "weight of Σ|W_up| in training; weight decay makes it sparse without", low=0)
 
 
-class PredictingAttention(Attention):
+class PredictingAttention(HasPredictor):
     """An attention whose keys a predictor chooses: its weights, its guess, how it learns, and how it moves."""
 
     Options = Options

@@ -34,8 +34,8 @@ from torch.nn import functional as F
 from .. import options
 from ..sparse.backend import Choice
 from ..sparse.full import attend as full
-from .interface import Attention
 from .registry import register
+from .scores import OwnScoreShape
 from .values import Context, Grid
 
 
@@ -46,7 +46,7 @@ class ReducedOptions(options.Options):
 
 
 @register
-class Reduced(Attention):
+class Reduced(OwnScoreShape):
     name = "reduced"
     Options = ReducedOptions
     examples: ClassVar[tuple[str, ...]] = ("reduced", "reduced:ratio=3", "reduced:ratio=1", "reduced:pool=3")

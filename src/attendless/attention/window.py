@@ -41,8 +41,8 @@ from ..errors import UserError
 from ..sparse import fused
 from ..sparse.backend import Choice
 from ..sparse.full import attend as full
-from .interface import Attention
 from .registry import register
+from .scores import OwnScoreShape
 from .values import Context, Grid
 
 
@@ -177,12 +177,11 @@ class WindowOptions(options.Options):
 
 
 @register
-class Window(Attention):
+class Window(OwnScoreShape):
     name = "window"
     frames = True
     provides = frozenset({"scores", "class_attention", "keys"})
     Options = WindowOptions
-    undecayed = frozenset({"relative_position_bias_table"})
     examples = ("window", "window:size=4,shift=2", "window:size=3,bias=false", "window:size=5,shift=2,bias=false")
 
     def setup(self, factory: dict[str, Any]) -> None:
@@ -193,6 +192,9 @@ class Window(Attention):
     def init_weights(self) -> None:
         if self.options.bias:
             nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+
+    def no_weight_decay(self) -> set[str]:
+        return {"relative_position_bias_table"} if self.options.bias else set()
 
     def sides(self, grid: Grid) -> tuple[Side, Side]:
         size, shift = self.options.size, self.options.shift

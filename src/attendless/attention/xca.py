@@ -97,7 +97,6 @@ class XCAOptions(options.Options):
 class XCA(Attention):
     name = "xca"
     Options = XCAOptions
-    undecayed = frozenset({"temperature"})
     examples = ("xca", "xca:plain", "xca:lpi", "xca:lpi,gamma=1")
 
     def setup(self, factory: dict[str, Any]) -> None:
@@ -105,6 +104,9 @@ class XCA(Attention):
             self.temperature = nn.Parameter(torch.ones(self.num_heads, 1, 1, **factory))
         if self.options.lpi:
             self.lpi = LocalPatchInteraction(self.dim, self.options.gamma, **factory)
+
+    def no_weight_decay(self) -> set[str]:
+        return set() if self.options.plain else {"temperature"}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         q, k, tokens = self._weighted(q, k, context.grid)

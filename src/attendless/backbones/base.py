@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..attention import Attention, Context, Grid, Spec
+from ..attention.scores import misreads
 from ..attention.values import ENTRIES
 from ..errors import UserError
 from ..tokens import create_reducers, parse_tokens
@@ -127,7 +128,7 @@ def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
                 raise UserError(f"{what}, but it stands first")
             if entry not in getattr(before.attention, "provides", ()):
                 raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it")
-            if entry == "scores" and (why := place.attention.misreads(before.attention)):
+            if entry == "scores" and (why := misreads(place.attention, before.attention)):
                 raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it: {why}")
             if before.reducer is not None:
                 raise UserError(f"{what}, but {before.reducer.name} in {before.name} takes tokens away in between")

@@ -17,6 +17,7 @@ from ..attention import (
     Spec,
     create,
 )
+from ..attention.fitting import fitted
 from ..errors import UserError
 from ..sparse.dispatch import carried
 from ..tokens import Reducer
@@ -164,7 +165,7 @@ def create_like(attn: Any, spec: Spec, grid: Grid) -> Attention:
 def take_weights(module: nn.Module, weights: dict[str, Tensor]) -> list[str]:
     """Load the weights whose name and shape fit; return their names."""
     own = module.state_dict()
-    weights = module.fitted(weights) if isinstance(module, Attention) else weights
+    weights = fitted(module, weights) if isinstance(module, Attention) else weights
     fitting = {name: value for name, value in weights.items() if name in own and own[name].shape == value.shape}
     module.load_state_dict(fitting, strict=False)
     return list(fitting)

@@ -1,7 +1,7 @@
 """Scores carried from one stage of a pyramid to the next, whose tokens are fewer and whose heads are others.
 
 LaViT calls it residual attention downsampling: what the last layer of a stage looked at is added to what the first of
-the next one looks at. A layer that computes no scores, such as `less`, takes them for its own instead.
+the next one looks at. A layer that computes no scores, such as `lavit`, takes them for its own instead.
 
     added = heads(norm(pool(A)))        pool on both axes of A, heads a 1 × 1 convolution, norm over each row's keys
     taken = pool(A)
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..attention import Attention, Grid
+from ..attention.scores import score_shape
 from ..errors import UserError
 
 Kind = Literal["none", "grid", "conv", "interp"]
@@ -59,7 +60,7 @@ class Carry(nn.Module):
 
     def _plan(self, before: Attention, first: Attention) -> tuple[bool, bool]:
         """Whether the scores are added to the first attention's own, or taken for them; whether keys become fewer."""
-        left, wanted = before.score_shape(1, before.grid), first.score_shape(1, first.grid)
+        left, wanted = score_shape(before, 1, before.grid), score_shape(first, 1, first.grid)
         if "scores" not in before.provides or len(left) != 4:
             raise UserError(
                 f"carry={self.kind!r}: {before.spec} ends a stage, but has no scores of its tokens to leave"

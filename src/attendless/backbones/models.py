@@ -192,7 +192,7 @@ _STEM = {
 def _lavit(*depths: int, vanilla: int) -> dict[str, Any]:
     """PVT v2's skeleton; less attention in the last two stages behind `vanilla` layers of the third and one of the
     fourth, scores carried between stages. The poster says neither, so this is ours."""
-    less = "less:map=dense,mix=false,dp=0.1"
+    less = "lavit:map=dense,mix=false,dp=0.1"
     third = [*["reduced"] * vanilla, *[f"{less},ratio=2"] * (depths[2] - vanilla)]
     fourth = ["full", *[less] * (depths[3] - 1)]
     first = [*["reduced:ratio=8"] * depths[0], *["reduced:ratio=4"] * depths[1]]

@@ -60,4 +60,4 @@ def _stages(name: str, depths: tuple[int, ...], less: str) -> list[str]:
 
 def _text(*options: str) -> str:
     joined = ",".join(filter(None, options))
-    return f"less:{joined}" if joined else "less"
+    return f"lavit:{joined}" if joined else "lavit"

@@ -19,6 +19,7 @@ from ..attention import (
     Spec,
     create,
 )
+from ..attention.scores import score_shape
 from ..errors import UserError, unknown
 from .block import Block, ConvBlock, run_block
 from .carry import Carry, key_grid
@@ -172,7 +173,7 @@ class Stage(nn.Module):
         entered = Context(grid, context.wants, losses=context.losses)
         if self.carry is None or context.scores is None:
             return x, entered
-        keys = self.blocks[0].attn.score_shape(1, grid)[-1]
+        keys = score_shape(self.blocks[0].attn, 1, grid)[-1]
         scores = self.carry(context.scores, context.grid, grid, keys, self.downsample)
         return x, entered.replace(**{"residual" if self.carry.added else "scores": scores})
 
@@ -190,7 +191,7 @@ class Stage(nn.Module):
         parts: list[nn.Module] = [m for m in (self.downsample, self.positions, self.conv_positions) if m is not None]
         macs = Macs(other=sum(weight_macs(part, grid.patches) for part in parts))
         if self.carry is not None:
-            keys = key_grid(grid, self.blocks[0].attn.score_shape(1, grid)[-1])
+            keys = key_grid(grid, score_shape(self.blocks[0].attn, 1, grid)[-1])
             macs += Macs(other=self.carry.macs(grid.patches, keys.patches))
             parts.append(self.carry)
         rows = [Layer(f"{name}.entrance", grid, macs, sum(map(parameters, [*parts, self.norm])))]

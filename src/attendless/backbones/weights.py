@@ -13,6 +13,7 @@ from timm.layers import DropPath
 from torch import Tensor, nn
 
 from ..attention import Attention
+from ..attention.fitting import fitted
 
 _logger = logging.getLogger(__name__)
 
@@ -95,8 +96,8 @@ def fit_attention(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
     for place, attention in model.named_modules():
         if isinstance(attention, Attention):
             theirs = {name: value for name, value in state.items() if name.startswith(f"{place}.qkv.")}
-            fitted = attention.fitted({name.removeprefix(f"{place}."): value for name, value in theirs.items()})
-            state |= {f"{place}.{name}": value for name, value in fitted.items()}
+            fit = fitted(attention, {name.removeprefix(f"{place}."): value for name, value in theirs.items()})
+            state |= {f"{place}.{name}": value for name, value in fit.items()}
     taken = {name: value for name, value in state.items() if name in own and own[name].shape == value.shape}
     kept = [name for name in own if name not in taken]
     if kept:

@@ -26,6 +26,8 @@ from ..attention import (
     create,
     parse,
 )
+from ..attention.fitting import fitted
+from ..attention.scores import score_shape
 from ..attention.values import ENTRIES
 from ..backbones.block import take_weights
 from ..errors import UserError
@@ -251,7 +253,7 @@ def weights_by_name(trial: Trial) -> None:
         )
     must(taken, "none of full attention's weights finds its place")
     for name in taken:
-        same(trial.module.state_dict()[name], trial.module.fitted(donor)[name], name)
+        same(trial.module.state_dict()[name], fitted(trial.module, donor)[name], name)
 
 
 # What it says of itself -----------------------------------------------------------------------------------------------
@@ -295,7 +297,7 @@ def provides(trial: Trial) -> None:
     module, tokens = trial.module, trial.grid.tokens
     _known(module, "provides")
     shape: dict[str, tuple[int, ...]] = {
-        "scores": module.score_shape(trial.batch, trial.grid),
+        "scores": score_shape(module, trial.batch, trial.grid),
         "class_attention": (trial.batch, HEADS, tokens),
         "keys": (trial.batch, HEADS, tokens, module.head_dim),
     }

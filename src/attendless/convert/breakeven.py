@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ..attention import Attention, Grid, Macs
-from ..sparse import calibration
+from ..sparse import calibration, dispatch
 from ..sparse.dispatch import milliseconds
 from ..sparse.full import macs as full_macs
 
@@ -32,7 +32,7 @@ def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> 
     """Compare `attention` on `grid` with what it replaces: full attention, unless `current` says otherwise."""
     if attention.name == "full" and current is None:
         return Decision(True, "full attention was asked for")
-    estimate = attention.estimate(grid) if current is None else None
+    estimate = estimated(attention, grid) if current is None else None
     if estimate is not None:
         ours, full = (milliseconds(seconds) for seconds in estimate)
         where = "this machine, while it was busy" if calibration.disturbed() else "this machine"
@@ -40,6 +40,12 @@ def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> 
     then, now = attention.macs(grid), current or dense_macs(attention, grid)
     what = "full attention" if current is None else "the model's own"
     return Decision(then.total < now.total, f"{then.total / now.total:.2f}× the MACs of {what}")
+
+
+def estimated(attention: Attention, grid: Grid, batch: int = 1) -> tuple[float, float] | None:
+    """Estimated seconds of `attend` and of full attention on this machine; None if there is no estimate."""
+    case = attention.case(grid.condensed(), batch)
+    return None if case is None else dispatch.against_full(case)
 
 
 def pays_from(

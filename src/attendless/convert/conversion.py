@@ -48,7 +48,7 @@ def convert(
     `layers` (`"2:"`, `"0,3-5"`) leaves the others as they are. Where attending less cannot pay at this size the layer
     stays full, unless `below_breakeven="keep"`. `size` moves the model to another input size first. `predictor` is the
     file or name of what attentions that predict their keys have learned for this model. To the images `fit`, a few
-    dozen as the model takes them, `less` is fitted, so that it starts near the attention it replaces.
+    dozen as the model takes them, `lavit` is fitted, so that it starts near the attention it replaces.
     """
     converted, _ = convert_with_report(
         model,

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..attention import Attention, Grid
-from ..attention.lavit import Less
+from ..attention.lavit import LaViTAttention
+from ..attention.scores import score_shape
 from ..attention.tokenmap import TokenMap
 from ..errors import UserError
 from ..integrations.slot import Slot, find_slots
@@ -32,7 +33,7 @@ LARGEST = 2**30
 
 def fits(model: nn.Module) -> bool:
     """Whether a model has an attention that can be fitted."""
-    return any(isinstance(slot.attn, Less) for slot in find_slots(model))
+    return any(isinstance(slot.attn, LaViTAttention) for slot in find_slots(model))
 
 
 def fit_to(student: Any, teacher: Any, images: Tensor | None) -> str:
@@ -48,13 +49,13 @@ def fit(student: Any, teacher: Any, images: Tensor) -> int:
     if len(images) < 4:
         raise UserError(f"{len(images)} images were given to fit to: expected 4 or more")
     places, originals = find_slots(student), find_slots(teacher)
-    needed = sorted({j for i, slot in enumerate(places) if isinstance(slot.attn, Less) for j in (i - 1, i)})
+    needed = sorted({j for i, slot in enumerate(places) if isinstance(slot.attn, LaViTAttention) for j in (i - 1, i)})
     images = images[: max(4, LARGEST // sum(4 * _numel(originals[i]) for i in needed))]
     held, rest = images.tensor_split([len(images) // 2])
     found = _scores(teacher, rest, {i: originals[i].attn for i in needed})
     wanted = _answers(teacher, held)
-    maps = any(True for slot in places if isinstance(slot.attn, Less) for _ in slot.attn.theta.parameters())
-    start = {slot.name: _copy(slot.attn) for slot in places if isinstance(slot.attn, Less)}
+    maps = any(True for slot in places if isinstance(slot.attn, LaViTAttention) for _ in slot.attn.theta.parameters())
+    start = {slot.name: _copy(slot.attn) for slot in places if isinstance(slot.attn, LaViTAttention)}
     best = (float("inf"), start)
     for factor in FACTORS if maps else FACTORS[:1]:
         for slot in places:
@@ -78,7 +79,7 @@ def _numel(slot: Slot) -> int:
     attention: Any = slot.attn
     if not isinstance(attention, Attention) or "scores" not in attention.provides:
         raise UserError(f"{slot.name} has no scores to fit to: its attention is {type(attention).__name__}")
-    return torch.Size(attention.score_shape(1, slot.grid)).numel()
+    return torch.Size(score_shape(attention, 1, slot.grid)).numel()
 
 
 def _answers(model: Any, images: Tensor, batch: int = 8) -> Tensor:
@@ -119,7 +120,7 @@ def _fit_layers(places: list[Slot], found: dict[int, Tensor], factor: float) -> 
     left: Tensor | None = None
     for i, slot in enumerate(places):
         less, grid = slot.attn, slot.grid
-        if not isinstance(less, Less):
+        if not isinstance(less, LaViTAttention):
             left = found.get(i)
             continue
         if left is None:
@@ -129,7 +130,7 @@ def _fit_layers(places: list[Slot], found: dict[int, Tensor], factor: float) -> 
         left = less.transformed(given.to(less.qkv.weight.dtype), grid).float()
 
 
-def _fit_layer(less: Less, grid: Grid, S: Tensor, T: Tensor, factor: float) -> None:
+def _fit_layer(less: LaViTAttention, grid: Grid, S: Tensor, T: Tensor, factor: float) -> None:
     if less.mixing is not None:
         sources, targets = (a.transpose(0, 1).flatten(1).double() for a in (_centred(S), T))
         moments = sources @ sources.mT

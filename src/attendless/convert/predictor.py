@@ -19,7 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..attention import Attention, Grid
+from ..attention import Grid
+from ..attention.selection import HasPredictor
 from ..errors import UserError
 from ..integrations.slot import Slot
 from ..storage import read_described, write_described
@@ -40,7 +41,7 @@ def shipped_models() -> list[str]:
 
 def predicts(attention: nn.Module) -> bool:
     """Whether an attention has a predictor that learns."""
-    return isinstance(attention, Attention) and bool(attention.predictor())
+    return isinstance(attention, HasPredictor)
 
 
 def save_predictor(slots: Sequence[Slot], model: str, path: str | Path, card: Mapping[str, Any] | None = None) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Context, Grid, create
+from ..attention.selection import HasPredictor
 from ..errors import UserError
 from ..maps import (
     entries,
@@ -142,7 +143,7 @@ def _predicting(scene: Scene, layers: Sequence[int]) -> list[Any]:
     """What enters the layers, whose attentions must be sparsifiner's."""
     found = list(entries(scene.model, scene.image, layers))
     for given in found:
-        if not given.attention.predictor():
+        if not isinstance(given.attention, HasPredictor):
             what = f"layer {given.layer} attends with {given.attention.spec}, which predicts nothing"
             raise UserError(f"{what}: this figure is of sparsifiner")
     return found

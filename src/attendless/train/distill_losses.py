@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from ..attention import Context
+from ..attention.selection import map_loss
 from ..backbones.columnar import ColumnarBackbone
 from ..errors import UserError
 from ..sparse.dispatch import carried
@@ -157,4 +158,4 @@ def map_difference(student: Any, teacher: Any, x: Tensor, context: Context) -> T
     """How far the student's map is from the teacher's, of two layers that see the same tokens."""
     with torch.no_grad():
         target = teacher.attn.map(teacher.norm1(x), context)
-    return student.attn.map_loss(student.norm1(x), target, context)
+    return map_loss(student.attn, student.norm1(x), target, context)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..attention import Attention
+from ..attention.selection import HasPredictor
 from ..errors import UserError, unknown
 from ..tokens import Reducer
 from .learning import Learning
@@ -57,7 +57,7 @@ def slow_backbone(optimizer: Optimizer, model: nn.Module, factor: float) -> None
     for module in model.modules():
         if isinstance(module, Reducer):
             own |= {id(parameter) for parameter in module.parameters()}
-        elif isinstance(module, Attention):
+        elif isinstance(module, HasPredictor):
             own |= {id(parameter) for parameter in module.predictor().values()}
     for group in list(optimizer.param_groups):
         mine = [parameter for parameter in group["params"] if id(parameter) in own]

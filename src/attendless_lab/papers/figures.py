@@ -13,7 +13,7 @@ import timm
 import torch
 
 from attendless.attention import Grid, create
-from attendless.attention.lavit import Less
+from attendless.attention.lavit import LaViTAttention
 from attendless.convert.predictor import read_predictor
 
 from . import lavit, rules, sparsifiner
@@ -31,7 +31,7 @@ def _lavit_1() -> Iterator[Row]:
         model: Any = timm.create_model("lavit_small")
     note = "ours; the figure gives no number"
     for number, (stage, grid) in enumerate(zip(model.stages, model.grids(), strict=True), start=1):
-        less = sum(isinstance(block.attn, Less) for block in stage.blocks)
+        less = sum(isinstance(block.attn, LaViTAttention) for block in stage.blocks)
         yield Row(f"stage {number}", "tokens", "tokens", "", grid.tokens, note)
         yield Row(f"stage {number}", "vanilla attention", "layers", "", len(stage.blocks) - less, note)
         yield Row(f"stage {number}", "less attention", "layers", "", less, note)

@@ -14,7 +14,7 @@ from typing import Any
 import timm
 import torch
 
-from attendless.attention.lavit import Less
+from attendless.attention.lavit import LaViTAttention
 from attendless.backbones.cost import parameters
 from attendless.backbones.plugins import PLUGINS, with_less
 from attendless.convert import open_model
@@ -160,7 +160,7 @@ def maps_macs(model: Any) -> int:
     """Multiply-accumulates of Θ, Ψ and the mixing of heads in a model's less attentions."""
     rows = [row for row in layer_costs(model) if row.spec is not None]
     attentions = [(model.get_submodule(row.name).attn, row.grid) for row in rows]
-    return sum(attention.transform_macs(grid) for attention, grid in attentions if isinstance(attention, Less))
+    return sum(attn.transform_macs(grid) for attn, grid in attentions if isinstance(attn, LaViTAttention))
 
 
 def _extensibility() -> Iterator[Row]:

@@ -223,12 +223,10 @@ def core(
     """The mechanism alone, for q, k and v that a model has projected (and rotated by `turn` a patch) itself."""
     check_core(spec)
     made: Any = create(
-        spec, heads * head_dim, heads, grid=grid, head_dim=head_dim, attn_drop=dropout, projections=False
+        spec, heads * head_dim, heads, grid=grid, head_dim=head_dim, attn_drop=dropout, projections=False, turn=turn
     )
     if scaling is not None:
         made.scale = scaling
-    if hasattr(made, "turn"):
-        made.turn = turn
     return made.train(dropout > 0)
 
 

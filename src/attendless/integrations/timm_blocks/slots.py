@@ -29,6 +29,7 @@ from ...attention import (
     create,
     parse,
 )
+from ...attention.fitting import fitted
 from ...backbones.block import frozen_alike, take_weights
 from ...backbones.cost import weight_macs
 from ...errors import UserError
@@ -259,7 +260,7 @@ class FamilySlot:
 
 def fate(weights: dict[str, Tensor], ours: Attention) -> tuple[set[str], set[str], set[str]]:
     """Of the weights that stand somewhere and those of an attention in their place: copied, new, dropped."""
-    weights = ours.fitted(weights)
+    weights = fitted(ours, weights)
     kept = {name for name, value in ours.state_dict().items() if name in weights and weights[name].shape == value.shape}
     new = {name for name, _ in ours.named_parameters()} - kept
     return kept, new, {name for name, value in weights.items() if isinstance(value, nn.Parameter) and name not in kept}

@@ -115,6 +115,7 @@ class AdaptedSlot:
             grid=self.grid,
             head_dim=self.module.proj.in_features // heads,
             projections=False,
+            turn=turn(self.owner),
             device=weight.device,
             dtype=weight.dtype,
         )
@@ -123,8 +124,6 @@ class AdaptedSlot:
                 f"attention {spec} cannot stand in {self.name}: {type(self.owner).__name__} does not pass on the "
                 f"{', '.join(sorted(ours.reads))} it reads"
             )
-        if hasattr(ours, "turn"):
-            ours.turn = turn(self.owner)
         if isinstance(self.attn, Attention):
             take_weights(ours, self.attn.state_dict())
             frozen_alike(ours, self.attn)
