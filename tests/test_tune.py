@@ -1,12 +1,11 @@
-"""tune: damages measured layer by layer, candidates judged on images held out and raced together, a choice by ratios
-that says how sure it is."""
+"""tune: sensitivities layer by layer, candidates from shared weights, judged on held-out images and timed together;
+a choice that reports its uncertainty."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +18,18 @@ import attendless
 from attendless import UserError
 from attendless.attention import parse
 from attendless.convert import convert, load
-from attendless.integrations.slot import find_slots
 from attendless.measure.clock import Comparison
 from attendless.optimize import judge as judging
-from attendless.optimize import search
-from attendless.optimize.judge import ITSELF, Judgement
-from attendless.optimize.resume_log import Notes
-from attendless.optimize.tradeoff import Candidate, Goal, Tuned
-from attendless.optimize.tune import _sharing, tune
+from attendless.optimize import rates
+from attendless.optimize.block_times import attention_times, repeat_to_batch
+from attendless.optimize.candidates import Change, share_weights, shared_copy, with_attention, with_tokens
+from attendless.optimize.goals import Goal
+from attendless.optimize.judge import UNCHANGED, Judgement
+from attendless.optimize.report import Tuned
+from attendless.optimize.results import Candidate, CostShare, Setting, Timing
+from attendless.optimize.search import Search, silent
+from attendless.optimize.sensitivity import layer_sensitivities
+from attendless.optimize.tune import tune
 from attendless_cli.main import main
 
 QUICK: dict[str, Any] = {"tokens": "none", "rates": (0.1, 0.5), "probe": 4, "points": 3, "budget": 0.05}
@@ -47,21 +50,15 @@ def images() -> torch.Tensor:
     return torch.randn(12, 3, 128, 128)
 
 
-@contextmanager
-def silent(what: str, total: int) -> Iterator[Any]:
-    yield lambda done: None
-
-
 # Searching -----------------------------------------------------------------------------------------------------------
 
 
-def test_damages_are_the_divergence_of_one_changed_layer(model: torch.nn.Module, images: torch.Tensor) -> None:
+def test_a_sensitivity_is_the_divergence_of_one_changed_layer(model: torch.nn.Module, images: torch.Tensor) -> None:
     backbone = convert(model, "full").eval()
     depth = len(backbone.blocks)
     places = [0, depth - 1]
-    slots = [find_slots(backbone)[i] for i in places]
-    found = search.damages(backbone, slots, places, [parse("foveal:keep=0.1")], images[:4], silent)
-    assert backbone.attention == "full", "everything is put back"
+    found = layer_sensitivities(backbone, places, [parse("foveal:keep=0.1")], images[:4], silent)
+    assert backbone.attention == "full", "the baseline is not changed"
     assert found.shape == (2, 2)
     for row, layer in enumerate(places):
         parts = ["full"] * depth
@@ -78,37 +75,37 @@ def test_damages_are_the_divergence_of_one_changed_layer(model: torch.nn.Module,
     assert found[:, 0].abs().max() == 0
 
 
-def test_the_front_runs_from_all_full_to_all_cheapest() -> None:
+def test_the_price_sweep_runs_from_no_change_to_every_layer_fastest() -> None:
     damages = torch.tensor([[0.0, 0.1, 0.9], [0.0, 0.01, 0.02], [0.0, 0.4, 0.5]])
-    front = search.front(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=20)
+    front = rates.price_sweep(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=20)
     assert front[0] == [0, 0, 0]
     assert front[-1] == [2, 2, 2]
     costs = [sum((10.0, 4.0, 3.0)[c] for c in mix) for mix in front]
     harms = [sum(float(damages[i, c]) for i, c in enumerate(mix)) for mix in front]
     assert costs == sorted(costs, reverse=True)
     assert harms == sorted(harms)
-    assert len(search.front(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=3)) == 3
+    assert len(rates.price_sweep(torch.tensor([[10.0, 4.0, 3.0]] * 3), damages, points=3)) == 3
     dearer = torch.tensor([[3.0, 4.0, 10.0]] * 3)
-    assert search.front(dearer, damages, points=20) == [[0, 0, 0]]  # full attention is the cheapest here
+    assert rates.price_sweep(dearer, damages, points=20) == [[0, 0, 0]]  # full attention is the cheapest here
 
 
 def test_every_rate_in_all_layers_is_a_candidate(model: torch.nn.Module, images: torch.Tensor) -> None:
-    backbone, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
-    mixes = search.mixes(backbone, specs, images[:2], 1, 2, 0.02, Notes(), silent, slower=True)
-    found = [search.named(backbone, specs, mix)[0] for mix, _ in mixes]
+    backbone, specs = convert(model, "full").eval(), rates.rate_specs("foveal", (0.1, 0.5))
+    mixes = rates.rate_mixes(backbone, specs, Search(images=images[:2], points=2, budget=0.02), keep_slower=True)
+    found = [rates.attention_and_layers(backbone, specs, mix)[0] for mix, _ in mixes]
     assert found[0] == "full"
     assert {"foveal:keep=0.1", "foveal:keep=0.5"} <= set(found)
     assert len(found) == len(set(found))
 
 
 def test_what_blocks_say_is_slower_is_left_out(model: torch.nn.Module, images: torch.Tensor) -> None:
-    backbone, specs = convert(model, "full").eval(), search.rates_of("foveal", (0.1, 0.5))
-    notes, depth = Notes(), len(backbone.blocks)
+    backbone, specs = convert(model, "full").eval(), rates.rate_specs("foveal", (0.1, 0.5))
+    search, depth = Search(images=images[:2], points=2, budget=0.02), len(backbone.blocks)
     timed = "milliseconds on all tokens of foveal:keep=0.5, foveal:keep=0.1, batch 1"
-    notes.found[timed] = [[1.0, 2.0, 1.5]] * depth
-    assert search.mixes(backbone, specs, images[:2], 1, 2, 0.02, notes, silent) == [([0] * depth, 0.0)]
-    notes.found[timed] = [[1.0, 2.0, 0.5]] * depth
-    found = search.mixes(backbone, specs, images[:2], 1, 2, 0.02, notes, silent)
+    search.log.values[timed] = [[1.0, 2.0, 1.5]] * depth
+    assert rates.rate_mixes(backbone, specs, search) == [([0] * depth, 0.0)]
+    search.log.values[timed] = [[1.0, 2.0, 0.5]] * depth
+    found = rates.rate_mixes(backbone, specs, search)
     assert found[-1] == ([2] * depth, 0.5 * depth)
     assert not any(1 in mix for mix, _ in found), "the rate that is slower"
 
@@ -123,7 +120,7 @@ def test_layers_that_read_another_are_left_with_the_one_they_read(images: torch.
     assert touched == set(range(2, depth))
     assert all("echo" in c.attention for c in found.candidates)
     echoes = convert(model, f"full/{depth - 1}xecho", below_breakeven="keep").eval()
-    with pytest.raises(UserError, match="no layer can be given foveal"):
+    with pytest.raises(UserError, match="no layer can take foveal"):
         tune(echoes, images[:, :, :32, :32], **QUICK)
 
 
@@ -165,9 +162,9 @@ def test_the_interval_of_the_loss_holds_what_it_says(share: float) -> None:
 
 def test_no_change_seen_is_not_none_there() -> None:
     dense = torch.tensor([[0.9, 0.1], [0.6, 0.4]]).log()
-    cost = judging.jump(dense, [torch.zeros(2)])
+    cost = judging.flip_cost(dense, [torch.zeros(2)])
     assert cost == pytest.approx((0.8 + 0.2) / 2), "what the dense model's second choice would cost"
-    assert judging.jump(dense, [torch.zeros(2), torch.tensor([0.0, 0.2])]) == pytest.approx(0.2)
+    assert judging.flip_cost(dense, [torch.zeros(2), torch.tensor([0.0, 0.2])]) == pytest.approx(0.2)
     low, high = judging.judge(dense, torch.tensor([0, 0]), cost).expected_drop_ci
     assert low == 0
     assert high > 50
@@ -186,13 +183,13 @@ def test_images_are_held_out() -> None:
 
 def test_how_many_images_would_tell() -> None:
     judged = Judgement(100, 0.95, (0.9, 0.98), 0.25, (0.05, 1.25))
-    assert judging.images_to_tell(judged, 0.5) == pytest.approx(100 * 4**2)
-    assert judging.images_to_tell(judged, 0.25) == float("inf")
-    note = "100 fresh images cannot tell whether it loses at most 0.5 points; about 4,000 images in all would"
-    assert Goal(0.5).doubt(judged, images=256) == f"{note}, if it is what it seems"
+    assert judging.images_needed(judged, 0.5) == pytest.approx(100 * 4**2)
+    assert judging.images_needed(judged, 0.25) == float("inf")
+    note = "100 fresh images do not show whether the accuracy drop is at most 0.5 percentage points"
+    assert Goal(0.5).doubt(judged, images=256) == f"{note}; about 4,000 images in total are needed"
     assert Goal(1.5).doubt(judged, 256) == ""
-    assert "loses more than 0.01 points" in Goal(0.01).doubt(judged, 256)
-    assert "nor would a million" in Goal(0.25).doubt(judged, 256)
+    assert "exceeds 0.01 percentage points" in Goal(0.01).doubt(judged, 256)
+    assert "a million images are not enough" in Goal(0.25).doubt(judged, 256)
     assert Goal(target_ms=5).doubt(judged, 256) == ""
 
 
@@ -204,19 +201,14 @@ def candidate(
 ) -> Candidate:
     timed = Comparison(ratio, (ratio - spread / 2, ratio + spread / 2), (ratio - spread, ratio + spread), pairs)
     judged = Judgement(96, 1 - drop / 10, (0.8, 1.0), drop, (drop / 2, 2 * drop + 0.1))
-    dense = ratio == 1
+    unchanged = ratio == 1
     return Candidate(
-        "full" if dense else f"foveal:keep={ratio / 10:.3f}",
-        () if dense else (0, 1),
-        "",
-        2,
-        (384, 384),
-        0.7,
-        0.5,
-        ITSELF if dense else judged,
-        drop if typical is None else typical,
-        timed,
-        ms,
+        change=Change("full") if unchanged else Change(f"foveal:keep={ratio / 10:.3f}", (0, 1)),
+        setting=Setting(size=(384, 384), batch=1, depth=2),
+        cost=CostShare(macs=0.7, core=0.5),
+        judged=UNCHANGED if unchanged else judged,
+        typical_drop=drop if typical is None else typical,
+        timed=Timing(timed, ms),
     )
 
 
@@ -224,17 +216,17 @@ def test_chooses_by_the_ratio_within_the_bound() -> None:
     found = [candidate(1, 0), candidate(1.14, 0.1), candidate(1.26, 0.4), candidate(1.4, 0.6)]
     chosen, reason = Goal().choose(found)
     assert chosen == found[2]
-    assert reason == "the quickest of those expected to lose at most 0.5 points"
+    assert reason == "the fastest candidate with an expected accuracy drop of at most 0.5 percentage points"
     assert Goal(0.2).choose(found)[0] == found[1]
     assert Goal(1.0).choose(found)[0] == found[3]
 
 
 def test_luck_is_not_chosen() -> None:
-    assert judging.typical([0.0, 1.0, 0.2], [0.0, 0.1, 0.2]) == pytest.approx([0.0, 0.4, 0.8])
-    assert judging.typical([0.0, 0.0], [0.0, 0.0]) == [0.0, 0.0]
+    assert judging.typical_drops([0.0, 1.0, 0.2], [0.0, 0.1, 0.2]) == pytest.approx([0.0, 0.4, 0.8])
+    assert judging.typical_drops([0.0, 0.0], [0.0, 0.0]) == [0.0, 0.0]
     found = [candidate(1, 0), candidate(1.2, 0.4), candidate(1.3, 0.3, typical=0.8)]
     assert Goal().choose(found)[0] == found[1]
-    assert [tuned(*found).note(c) for c in found][1:] == ["chosen", "likely to lose 0.8"]
+    assert [tuned(*found).note(c) for c in found][1:] == ["chosen", "typical drop 0.8"]
     assert Goal(1.0).choose(found)[0] == found[2]
     assert Goal(target_ms=90).choose(found)[0] == found[1], "the most faithful within the time, by the same measure"
 
@@ -244,10 +236,12 @@ def test_what_cannot_be_told_from_the_dense_model_is_no_quicker() -> None:
     dense = candidate(1, 0)
     chosen, reason = Goal().choose([dense, noisy, hasty, slower])
     assert chosen == dense
-    assert reason == "nothing is measurably quicker than the model as it is"
+    assert reason == "no candidate is significantly faster than the unchanged model"
     chosen, reason = Goal().choose([dense, candidate(1.3, 2.0)])
     assert chosen == dense
-    assert reason.startswith("nothing expected to lose at most 0.5 points is measurably quicker")
+    assert reason.startswith(
+        "no candidate with an expected accuracy drop of at most 0.5 percentage points is significantly"
+    )
 
 
 def test_target_ms() -> None:
@@ -256,7 +250,7 @@ def test_target_ms() -> None:
     assert Goal(target_ms=120).choose(front)[0] == front[0], "the model as it is will do"
     chosen, reason = Goal(target_ms=1).choose(front)
     assert chosen == front[2]
-    assert "nothing reaches 1 ms" in reason
+    assert "no candidate reaches 1 ms" in reason
     assert Goal(target_ms=1).choose(front[:1])[0] == front[0]
 
 
@@ -268,19 +262,19 @@ def tuned(*found: Candidate) -> Tuned:
 def test_the_front_is_what_none_beats() -> None:
     found = [candidate(1, 0), candidate(1.1, 0.4), candidate(1.2, 0.3), candidate(1.3, 0.9)]
     assert tuned(*found).front == (found[0], found[2], found[3])
-    assert [tuned(*found).note(c) for c in found] == ["the model as it is", "beaten", "chosen", ""]
+    assert [tuned(*found).note(c) for c in found] == ["unchanged model", "not on the front", "chosen", ""]
 
 
 def test_what_may_be_quicker_is_said() -> None:
     dense, noisy, slower = candidate(1, 0), candidate(1.2, 0.1, spread=0.5), candidate(0.8, 0.1)
     found = tuned(dense, slower, noisy)
-    assert [found.note(c) for c in found.candidates] == ["chosen", "slower", "not surely quicker"]
-    assert found.findings[-1].startswith("note: 1.20× was seen, but not surely: a larger budget")
+    assert [found.note(c) for c in found.candidates] == ["chosen", "slower", "speed-up not significant"]
+    assert found.findings[-1].startswith("note: a speed-up of 1.20× is not significant: use a larger budget")
     assert len(tuned(dense, slower).findings) == 1
 
 
 def test_the_clock_is_shown_as_many_images_as_are_asked_for(model: torch.nn.Module, images: torch.Tensor) -> None:
-    assert search.batch_of(images[:3], 5).equal(images[[0, 1, 2, 0, 1]])
+    assert repeat_to_batch(images[:3], 5).equal(images[[0, 1, 2, 0, 1]])
     sizes: set[int] = set()
     hook = model.patch_embed.register_forward_hook(lambda _, given, __: sizes.add(len(given[0])))
     try:
@@ -288,8 +282,8 @@ def test_the_clock_is_shown_as_many_images_as_are_asked_for(model: torch.nn.Modu
     finally:
         hook.remove()
     assert 3 in sizes
-    assert {c.batch for c in found.candidates} == {3}
-    assert "3 images at once" in found.findings[0]
+    assert {c.setting.batch for c in found.candidates} == {3}
+    assert "batch 3" in found.findings[0]
     with pytest.raises(UserError, match="batch=0"):
         tune(model, images, batch=0)
 
@@ -302,9 +296,9 @@ def test_all_race_together_and_are_judged_on_images_held_out(model: torch.nn.Mod
     found = tune(model, images, max_drop=100.0, **QUICK)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     dense = found.candidates[0]
-    assert (dense.attention, dense.agreement, dense.core_share, dense.macs_share) == ("full", 1, 1, 1)
+    assert (dense.attention, dense.agreement, dense.cost.core, dense.cost.macs) == ("full", 1, 1, 1)
     assert dense.speedup == 1
-    assert len({c.timed.pairs for c in found.candidates}) == 1, "the same rounds for all"
+    assert len({c.timed.comparison.pairs for c in found.candidates}) == 1, "the same rounds for all"
     for c in found.candidates:
         assert c.latency_ms * c.speedup == pytest.approx(dense.latency_ms)
     held_out = judging.split(images, 4)[1]
@@ -330,17 +324,51 @@ def test_a_model_of_hugging_face(images: torch.Tensor) -> None:
     assert {"full", "foveal:keep=0.1"} <= {c.attention for c in found.candidates}
 
 
-def test_candidates_share_the_dense_models_weights(model: torch.nn.Module, images: torch.Tensor) -> None:
+def test_weights_are_shared_where_they_are_equal(model: torch.nn.Module, images: torch.Tensor) -> None:
     theirs = {value.data_ptr() for value in model.parameters()}
     ours = convert(model, "foveal:keep=0.1", below_breakeven="keep").eval()
     with torch.no_grad():
         expected = ours(images[:2])
         ours.norm.weight += 1
-        shared = _sharing(ours, model)
+        shared = share_weights(ours, model)
         own = [name for name, value in shared.named_parameters() if value.data_ptr() not in theirs]
         assert own == ["norm.weight"], "what differs stays its own"
         ours.norm.weight -= 1
         torch.testing.assert_close(shared(images[:2]), expected)
+
+
+@pytest.mark.parametrize("change", [Change("foveal:keep=0.1", (0, 2)), Change("full", (), "tome:r=8"), Change("full")])
+def test_a_candidate_is_built_from_the_baselines_weights(
+    model: torch.nn.Module, images: torch.Tensor, change: Change
+) -> None:
+    """The candidate computes what `convert` does, owns no weights of its own and leaves the baseline unchanged."""
+    backbone = convert(model, "full").eval()
+    modules, state = {id(m) for m in backbone.modules()}, {id(t) for t in backbone.parameters()}
+    made = change.build(backbone).eval()
+    assert {id(t) for t in made.parameters()} == state
+    assert not modules & {id(m) for m in made.modules()}
+    assert (backbone.attention, backbone.tokens, backbone.readout) == ("full", "", False)
+    assert {id(m) for m in backbone.modules()} == modules
+    with torch.no_grad():
+        assert torch.equal(made(images[:2]), change.convert(backbone).eval()(images[:2]))
+
+
+def test_trials_leave_the_baseline_unchanged(model: torch.nn.Module, images: torch.Tensor) -> None:
+    backbone = convert(model, "full").eval()
+    before = [*backbone.named_modules()]
+    view = with_tokens(backbone, "tome:r=4")
+    trial = with_attention(backbone, 1, parse("foveal:keep=0.1"))
+    assert (view.tokens, trial.attention.count("foveal")) == ("tome:r=4", 1)
+    view.blocks[0].register_forward_hook(lambda *given: None)
+    attention_times(backbone, [0, 1], [parse("foveal:keep=0.1")], images[:1], 0.01, silent)
+    assert [*backbone.named_modules()] == before
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in backbone.modules())
+    assert view.blocks[0].attn is backbone.blocks[0].attn, "a view shares what does not hold a reducer"
+    assert {id(t) for t in trial.parameters()} == {id(t) for t in backbone.parameters()}
+    copied = shared_copy(backbone)
+    assert {id(t) for t in copied.state_dict(keep_vars=True).values()} == {
+        id(t) for t in backbone.state_dict(keep_vars=True).values()
+    }
 
 
 @pytest.mark.parametrize(
@@ -381,7 +409,7 @@ def test_nothing_is_told_from_nan(model: torch.nn.Module, images: torch.Tensor) 
     with pytest.raises(UserError, match=r"head\.weight holds NaN or infinity"):
         tune(broken, images, **QUICK)
     broken.head.weight.data[:] = 3e38  # sound weights, answers beyond all numbers
-    with pytest.raises(UserError, match="the model answers with NaN or infinity"):
+    with pytest.raises(UserError, match="the model returns NaN or infinity"):
         tune(broken, images, **QUICK)
     with pytest.raises(UserError, match="no classifier"):
         tune(timm.create_model("test_vit", img_size=128, num_classes=0).eval(), images, **QUICK)
@@ -433,7 +461,7 @@ def test_the_model_chosen_is_saved_and_the_next_command_is_said(
     assert main(["tune", *WORDS, "--data", photos, "--out", out]) == 0
     said = capsys.readouterr().out
     chosen = load(out).attention
-    assert f"--attention {chosen} " in said or "nothing to convert: the model as it is, full" in said
+    assert f"--attention {chosen} " in said or "nothing to convert: the unchanged model, full" in said
 
 
 @pytest.mark.parametrize(
@@ -464,7 +492,7 @@ def test_mistakes_are_found_before_the_model_is_built(
 
 def crowd(size: int) -> Tuned:
     found = [candidate(1, 0), *(candidate(1 + k / 100, k**2 / 500) for k in range(1, 25))]
-    found = [Candidate(*(vars(c) | {"size": (size, size)}).values()) for c in found]
+    found = [dataclasses.replace(c, setting=Setting((size, size), batch=1, depth=2)) for c in found]
     return tuned(*found)
 
 

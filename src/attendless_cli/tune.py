@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from . import arguments, output
 
 if TYPE_CHECKING:
-    from attendless.optimize.tradeoff import Tuned
+    from attendless.optimize.report import Tuned
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,13 +99,13 @@ def run(args: argparse.Namespace) -> None:
     from attendless.data.opening import open_data
     from attendless.errors import UserError
     from attendless.measure.accuracy import load_images, preprocessing
-    from attendless.optimize.tradeoff import Goal
-    from attendless.optimize.tune import RATES, searched, tune
+    from attendless.optimize.goals import Goal
+    from attendless.optimize.tune import RATES, attentions_to_try, tune
     from attendless.sizes import input_size
 
     # Whatever can be wrong with what was given is found before anything takes time.
     Goal(args.max_drop, args.target_ms)
-    searched(args.attention, args.tokens, args.rates or RATES)
+    attentions_to_try(args.attention, args.tokens, args.rates or RATES)
     if args.out and len(args.size) > 1:
         raise UserError(f"--out {args.out!r} with {len(args.size)} sizes: a file holds one model, so give one --size")
     if args.plot or args.report:
@@ -190,7 +190,7 @@ def _print_cap(model: object) -> None:
 
 
 def _print(title: str, found: list[Tuned], notes: list[str]) -> None:
-    from attendless.optimize.tradeoff import HOW_TO_READ, table
+    from attendless.optimize.report import HOW_TO_READ, table
 
     columns, *rows = table(found)
     output.print_table(title, columns, rows, note="\n".join((*HOW_TO_READ, *notes)))
@@ -201,11 +201,13 @@ def _command(args: argparse.Namespace, tuned: Tuned) -> str:
     from attendless.sizes import size_text
 
     if not tuned.chosen.changed:
-        return f"nothing to convert: the model as it is, {tuned.attention}"
+        return f"nothing to convert: the unchanged model, {tuned.attention}"
     words = ["attendless", "convert", args.model, *(["--weights", args.weights] if args.weights else [])]
-    words += ["--pretrained"] * args.pretrained + ["--size", size_text(tuned.chosen.size)] * bool(args.size)
+    words += ["--pretrained"] * args.pretrained + ["--size", size_text(tuned.chosen.setting.size)] * bool(args.size)
     words += ["--tokens", tuned.tokens] if tuned.tokens else []
     if tuned.layers:
         words += ["--attention", tuned.attention]
-        words += ["--layers", ",".join(map(str, tuned.layers))] if len(tuned.layers) < tuned.chosen.depth else []
+        words += (
+            ["--layers", ",".join(map(str, tuned.layers))] if len(tuned.layers) < tuned.chosen.setting.depth else []
+        )
     return shlex.join([*words, "--below-breakeven", "keep", "--out", args.out or "tuned.safetensors"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +74,15 @@ def convert_with_report(
     predictor: str | Path | None = None,
     fit: Tensor | None = None,
     check: Tensor | None = None,
+    copied: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Report]:
-    """As `convert`, with what was done to every layer. On the images `check`, if given, the outputs are compared."""
+    """As `convert`, with what was done to every layer. On the images `check`, if given, the outputs are compared.
+
+    `copied` makes the copy to convert (default: `backbone_copy`), so that a caller can share the model's weights.
+    """
     check_module(model)
     check_finite(model.named_parameters(), "the model's weights are damaged")
-    backbone = backbone_copy(model)
+    backbone = (copied or backbone_copy)(model)
     if size is not None:
         resize(backbone, parse_size(size))
     dense = copy.deepcopy(backbone) if check is not None or fit is not None else None

@@ -1,13 +1,14 @@
-"""How far the answers of a model that attends less are from the dense model's, without labels.
+"""Accuracy drop and top-1 agreement of a changed model, estimated without labels.
 
-The expected loss takes the dense model at its word: an image it gives p to its own answer and p′ to the new one is
-right with p before and p′ after, so the loss is the mean of p − p′. A model that learned from mixed or smoothed labels
-is right more often than it is sure; if its accuracy is known, its answers are sharpened until they say as much.
+The expected drop trusts the baseline's probabilities. If the baseline gives probability p to its own prediction and p′
+to the new one, it is right with probability p before the change and p′ after. The expected drop is the mean of p − p′.
+A model that was trained with mixed or smoothed labels is right more often than its confidence says. If its accuracy is
+known, `temperature` calibrates the confidence to it.
 
-Its interval is made for what it is the mean of: nothing on most images, and something on the few whose answer changes.
-There a normal interval is too short, and of no length at all where no answer changed. As Wilson's interval of a share,
-ours holds every mean μ from which the one seen is less than z standard errors away, those that μ itself implies:
-changes that are rare and cost `jump` each have a variance of μ · jump.
+Most images contribute zero to the mean, and only the few with a changed prediction contribute more. A normal interval
+would be too short, and of zero length where no prediction changed. As Wilson's interval of a share does, `interval`
+contains every mean μ that is less than z standard errors, computed from μ itself, away from the observed mean: rare
+changes that cost `flip_cost` each have a variance of μ · flip_cost.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from torch import Tensor
 from ..errors import UserError
 from ..measure.accuracy import Z, wilson
 
-#: Images that are run at once.
+#: Images per forward pass.
 BATCH = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """On so many images: the share answered as by the dense model, and the points of top-1 it is expected to lose, each
+    """On `images` images: top-1 agreement with the baseline, and the expected accuracy drop in percentage points, each
     with its 95 % interval."""
 
     images: int
@@ -47,88 +48,90 @@ class Judgement:
         return f"{100 * self.agreement:.1f} % ({100 * low:.0f}–{100 * high:.0f})"
 
 
-#: What is true of the dense model itself, whatever the images.
-ITSELF = Judgement(0, 1.0, (1.0, 1.0), 0.0, (0.0, 0.0))
+#: The judgement of the unchanged model, on any images.
+UNCHANGED = Judgement(0, 1.0, (1.0, 1.0), 0.0, (0.0, 0.0))
 
 
 @torch.inference_mode()
 def logits(
-    model: Callable[[Tensor], Tensor], images: Tensor, whose: str, step: Callable[[int], None] = lambda done: None
+    model: Callable[[Tensor], Tensor], images: Tensor, name: str, step: Callable[[int], None] = lambda done: None
 ) -> Tensor:
-    """The model's logits [n, classes], or an error if any of them says nothing."""
+    """The model's logits [n, classes]. Raises if a logit is not finite; `name` names the model in the error."""
     found = []
     for chunk in images.split(BATCH):
         found.append(model(chunk).float())
         if not bool(torch.isfinite(found[-1]).all()):
-            raise UserError(f"{whose} answers with NaN or infinity: nothing can be told from such answers")
+            raise UserError(f"{name} returns NaN or infinity: such logits cannot be judged")
         step(len(chunk))
     return torch.cat(found)
 
 
-def divergence(dense: Tensor, changed: Tensor) -> float:
-    """Mean KL(dense ‖ changed) of logits [n, classes], in nats: what harms answers before it changes any."""
-    before, after = dense.log_softmax(-1), changed.log_softmax(-1)
+def divergence(baseline: Tensor, changed: Tensor) -> float:
+    """Mean KL(baseline ‖ changed) of logits [n, classes], in nats."""
+    before, after = baseline.log_softmax(-1), changed.log_softmax(-1)
     return float((before.exp() * (before - after)).sum(-1).mean())
 
 
-def losses(dense: Tensor, answers: Tensor) -> Tensor:
-    """p − p′ of every image, for the dense model's logits [n, classes] and the new answers [n]."""
-    belief = dense.softmax(-1)
-    return belief.amax(-1) - belief.gather(1, answers[:, None])[:, 0]
+def losses(baseline: Tensor, predictions: Tensor) -> Tensor:
+    """p − p′ of every image, for the baseline's logits [n, classes] and the new predictions [n]."""
+    belief = baseline.softmax(-1)
+    return belief.amax(-1) - belief.gather(1, predictions[:, None])[:, 0]
 
 
-def temperature(dense: Tensor, accuracy: float | None) -> float:
-    """What to divide the logits [n, classes] by so that the dense model is as confident, on average, as it is right:
-    `accuracy` is its top-1 in percent. 1 if that is not known."""
+def temperature(baseline: Tensor, accuracy: float | None) -> float:
+    """The divisor of the logits [n, classes] with which the mean confidence equals `accuracy`, the top-1 in percent.
+
+    1 if the accuracy is None.
+    """
     if accuracy is None:
         return 1.0
     low, high = -10.0, 10.0  # of its logarithm; confidence falls as it rises
     for _ in range(60):
         middle = (low + high) / 2
-        confident = 100 * float((dense / math.exp(middle)).softmax(-1).amax(-1).mean())
+        confident = 100 * float((baseline / math.exp(middle)).softmax(-1).amax(-1).mean())
         low, high = (middle, high) if confident > accuracy else (low, middle)
     return math.exp(low)
 
 
-def typical(drops: Sequence[float], divergences: Sequence[float]) -> list[float]:
-    """What candidates lose whose answers have moved as far: the loss of all, shared out by divergence.
+def typical_drops(drops: Sequence[float], divergences: Sequence[float]) -> list[float]:
+    """The drop of each candidate if the total drop were proportional to divergence.
 
-    Few answers change, so of many candidates the luckiest looks best. How far all answers moved is known much better,
-    and what is lost goes with it.
+    Few predictions change, so with many candidates the smallest drop is partly noise. The divergence is known much more
+    precisely, and the drop follows it.
     """
     per_nat = sum(drops) / max(sum(divergences), 1e-12)
     return [per_nat * divergence for divergence in divergences]
 
 
-def jump(dense: Tensor, found: Sequence[Tensor]) -> float:
-    """What a changed answer costs, seen over the losses of all candidates: one alone has too few to tell.
+def flip_cost(baseline: Tensor, found: Sequence[Tensor]) -> float:
+    """The mean cost of a changed prediction, over the losses of all candidates: one candidate alone has too few.
 
-    Where no answer changed at all it is taken to cost what the dense model's second choice would.
+    If no prediction changed, the cost is that of the baseline's second choice.
     """
     lost = torch.cat([*found, torch.zeros(1)])
     if float(lost.sum()) > 0:
         return float(lost.square().sum() / lost.sum())
-    first, second = dense.softmax(-1).topk(2).values.unbind(-1)
+    first, second = baseline.softmax(-1).topk(2).values.unbind(-1)
     return float((first - second).mean())
 
 
-def judge(dense: Tensor, answers: Tensor, cost: float) -> Judgement:
-    """Judge the answers [n] beside the dense model's logits; `cost` is what a changed answer costs (see `jump`)."""
-    n, same = len(answers), int((answers == dense.argmax(-1)).sum())
-    mean = float(losses(dense, answers).mean())
+def judge(baseline: Tensor, predictions: Tensor, cost: float) -> Judgement:
+    """Judge predictions [n] against the baseline's logits; `cost` is the `flip_cost`."""
+    n, same = len(predictions), int((predictions == baseline.argmax(-1)).sum())
+    mean = float(losses(baseline, predictions).mean())
     low, high = interval(mean, n, cost)
     return Judgement(n, same / n, wilson(same, n), 100 * mean, (100 * low, 100 * high))
 
 
 def interval(mean: float, n: int, cost: float) -> tuple[float, float]:
-    """95 % interval of the mean of n losses that are mostly nothing and `cost` where they are something."""
+    """95 % interval of the mean of n losses, most of them zero and the others about `cost`."""
     centre = mean + Z**2 * cost / (2 * n)
     half = Z * math.sqrt(mean * cost / n + (Z * cost / (2 * n)) ** 2)
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
-def images_to_tell(judged: Judgement, bound: float) -> float:
-    """How many images would tell on which side of `bound` the loss lies, if it is what it seems; infinity if none."""
+def images_needed(judged: Judgement, bound: float) -> float:
+    """The number of images that would show on which side of `bound` the drop lies, if the estimate is exact."""
     low, high = judged.expected_drop_ci
     away = bound - judged.expected_drop
     reach = (high if away > 0 else low) - judged.expected_drop
@@ -136,10 +139,14 @@ def images_to_tell(judged: Judgement, bound: float) -> float:
 
 
 def split(images: Tensor, probe: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Three parts, each spread over the set: to search with (up to `probe`, a third at most), to choose by, and to
-    report on. What is reported has then seen neither the search nor the choice."""
+    """Three disjoint parts, each spread over the set: for the search, for the choice, and for the report.
+
+    The first has up to `probe` images, a third of all at most; the others share the rest.
+    """
     if len(images) < 6:
-        raise UserError(f"{len(images)} images: expected at least 6, and a few hundred to tell a small loss from none")
+        raise UserError(
+            f"{len(images)} images: expected at least 6, and a few hundred to measure a small accuracy drop"
+        )
     count = min(probe, len(images) // 3)
     searched = [i * len(images) // count for i in range(count)]
     rest = sorted(set(range(len(images))) - set(searched))
@@ -147,7 +154,7 @@ def split(images: Tensor, probe: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_images(images: Any) -> None:
-    """Raise unless these are images as a model takes them."""
+    """Raise unless `images` is a tensor of preprocessed, finite images."""
     if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
         given = f"{images.dtype} {list(images.shape)}" if isinstance(images, Tensor) else type(images).__name__
         raise UserError(f"images are {given}: expected a tensor of preprocessed images [n, channels, height, width]")

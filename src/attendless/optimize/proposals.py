@@ -1,112 +1,113 @@
-"""What is worth judging: which tokens to merge where, and on the tokens left what each layer attends with."""
+"""Proposals: the changes that are worth judging, from token schedules and from keep rates on the remaining tokens."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
-
-from torch import Tensor
+from typing import Any, TypeVar
 
 from ..attention import Spec
 from ..errors import UserError
 from ..measure.subject import attention_of
-from ..tokens import NONE
-from . import search
-from .resume_log import Notes
-from .schedules import SEARCHED, Schedule, schedules, why_not
-from .search import Progress
-from .tradeoff import Goal
+from ..tokens import NONE, parse_tokens, reducers
+from .candidates import Change, with_tokens
+from .goals import Goal
+from .rates import attention_and_layers, rate_mixes
+from .schedules import Schedule, schedules, space_of, why_not
+from .search import Search
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Proposal:
-    """What every layer attends with, which layers that changes, what reduces the tokens (nothing: what does already),
-    and the milliseconds all blocks should take less for it, with the batch that is timed."""
+    """A change, and the milliseconds that all blocks save with it by prediction, for the batch that is timed."""
 
-    attention: str
-    layers: tuple[int, ...]
-    tokens: str
-    saved: float
+    change: Change
+    saved_ms: float
 
 
 def propose(
-    backbone: Any,
-    specs: Sequence[Spec],
-    tokens: str,
-    images: Tensor,
-    goal: Goal,
-    batch: int,
-    points: int,
-    budget: float,
-    notes: Notes,
-    progress: Progress,
+    backbone: Any, specs: Sequence[Spec], tokens: str, goal: Goal, search: Search
 ) -> tuple[list[Proposal], tuple[str, ...]]:
-    """The model as it is, and what is worth judging beside it; and what could not be searched, with the reason."""
-    said = []
+    """The unchanged model and the changes worth judging; and notes on what was not searched, with the reason."""
+    notes = []
     reason = why_not(backbone, tokens) if tokens != NONE else ""
-    if reason and tokens != SEARCHED:
+    if reason and space_of(tokens) is None:
         raise UserError(f"tokens={tokens!r}: {reason}")
     if reason:
-        said.append(f"no tokens were merged: {reason}")
-    plain = Schedule((), "", 0.0)
-    merging = tokens != NONE and not reason
-    found = schedules(backbone, tokens, images, goal.reach, batch, budget, notes, progress) if merging else [plain]
+        notes.append(f"token reduction was not searched: {reason}")
+    elif tokens != NONE and space_of(tokens) is None:
+        notes += _taken_as_given(tokens)
+    reduce = tokens != NONE and not reason
+    found = schedules(backbone, tokens, search, goal.reach) if reduce else [Schedule((), "", 0.0)]
     attention = attention_of(backbone)
-    proposals = [Proposal(attention, (), one.tokens, found[0].ms - one.ms) for one in thinned(found, 2 * points)]
+    proposals = [
+        Proposal(Change(attention, (), one.tokens), found[0].ms - one.ms)
+        for one in evenly_chosen(found, 2 * search.points)
+    ]
     for base in bases(found, goal) if specs else ():
-        if base.tokens:
-            backbone.set_tokens(base.tokens)
+        reduced = with_tokens(backbone, base.tokens) if base.tokens else backbone
         try:
-            mixes = search.mixes(backbone, specs, images, batch, points, budget, notes, progress, slower=not merging)
+            mixes = rate_mixes(reduced, specs, search, keep_slower=not reduce)
         except UserError as error:
             if not base.tokens:
                 raise
-            said.append(f"{specs[0].name} was not tried on fewer tokens: {error}")
+            notes.append(f"{specs[0].name} was not tried together with token reduction: {error}")
             break
-        finally:
-            if base.tokens:
-                backbone.set_tokens(NONE)
         for mix, saved in mixes[1:]:
-            proposals.append(Proposal(*search.named(backbone, specs, mix), base.tokens, found[0].ms - base.ms + saved))
-    return proposals, tuple(said)
+            change = Change(*attention_and_layers(reduced, specs, mix), base.tokens)
+            proposals.append(Proposal(change, found[0].ms - base.ms + saved))
+    return proposals, tuple(notes)
+
+
+def _taken_as_given(tokens: str) -> list[str]:
+    """A note if a reducer was given by name alone and offers no schedule to search."""
+    spec = parse_tokens(tokens)
+    if spec is None or tokens.strip() != spec.name:
+        return []
+    return [f"{spec.name} was taken with its default options: {reducers()[spec.name].not_searched}"]
 
 
 def bases(found: Sequence[Schedule], goal: Goal) -> list[Schedule]:
-    """The schedules on which attending less is tried: none, the last within the bound, and one that harms half as much,
-    which leaves the other half to attending less."""
+    """The schedules on which keep rates are tried: none, the last within the goal, and one with half its damage.
+
+    The last leaves half of the damage to the keep rates.
+    """
     bound = (goal.reach - 1) / 2
-    within = [one for one in found if one.loss <= bound] or [found[0]]
-    if len(found) == 2:  # one that was asked for is tried whatever it loses
+    within = [one for one in found if one.drop <= bound] or [found[0]]
+    if len(found) == 2:  # one schedule that the user asked for is tried whatever its drop
         within = list(found)
-    half = [one for one in within if one.harm <= within[-1].harm / 2]
+    half = [one for one in within if one.divergence <= within[-1].divergence / 2]
     return list(dict.fromkeys([found[0], half[-1], within[-1]]))
 
 
-def thinned(found: Sequence[Any], points: int) -> list[Any]:
-    """At most so many, evenly from the first to the last."""
+def evenly_chosen(found: Sequence[T], points: int) -> list[T]:
+    """At most `points` of the items, evenly from the first to the last."""
     if len(found) <= points:
         return list(found)
     return [found[round(i * (len(found) - 1) / (points - 1))] for i in range(points)]
 
 
 def shortlist(proposals: Sequence[Proposal], drops: Sequence[float], goal: Goal, points: int) -> list[int]:
-    """The places of what is worth timing, at most so many: the model as it is, and of what nothing beats in both time
-    and loss (`drops`) one half nearest to the bound, where the choice falls, and one half evenly from slow to quick."""
+    """The indices of at most `points` proposals that are worth timing, the unchanged model first.
+
+    Of the proposals that no other beats in both saved time and drop, one half are those nearest to the bound, where the
+    choice falls. The other half are chosen evenly from slow to fast.
+    """
     if len(proposals) <= points:
         return list(range(len(proposals)))
+    saved = [one.saved_ms for one in proposals]
 
     def beaten(i: int) -> bool:
         return any(
-            (proposals[k].saved, -drops[k]) != (proposals[i].saved, -drops[i])
-            and proposals[k].saved >= proposals[i].saved
-            and drops[k] <= drops[i]
+            (saved[k], -drops[k]) != (saved[i], -drops[i]) and saved[k] >= saved[i] and drops[k] <= drops[i]
             for k in range(len(proposals))
         )
 
-    front = sorted((i for i in range(1, len(proposals)) if not beaten(i)), key=lambda i: proposals[i].saved)
+    front = sorted((i for i in range(1, len(proposals)) if not beaten(i)), key=lambda i: saved[i])
     if goal.max_drop is None:
-        return [0, *thinned(front, points - 1)]
+        return [0, *evenly_chosen(front, points - 1)]
     near = sorted(front, key=lambda i: abs(drops[i] - (goal.max_drop or 0)))[: points // 2]
     rest = [i for i in front if i not in near]
-    return [0, *sorted({*near, *thinned(rest, points - 1 - len(near))})]
+    return [0, *sorted({*near, *evenly_chosen(rest, points - 1 - len(near))})]

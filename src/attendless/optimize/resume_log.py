@@ -1,7 +1,8 @@
-"""What a long search has measured, written down as it goes, so that one that was stopped goes on where it was.
+"""The log that lets an interrupted search resume.
 
-A file of JSON lines, one for each thing measured. Its name holds a digest of all that the figures depend on: the model,
-the images, the machine. So nobody is told of another's, and a search with another bound finds what this one measured.
+The log is a file of JSON lines, one for each measured value. The file name contains a digest of everything that the
+values depend on: the model, the images, the machine and the library's version. A search of the same model with another
+goal therefore reuses the values, and a search of another model does not.
 """
 
 from __future__ import annotations
@@ -18,39 +19,40 @@ from ..stamp import stamp
 from ..storage import digest
 
 
-class Notes:
-    """Measured values by what they are of. Without a folder they are kept for this search alone."""
+class ResumeLog:
+    """Measured values by name. Without a folder the values live in memory only."""
 
-    def __init__(self, folder: str | Path | None = None, of: str = "") -> None:
-        self.path = Path(folder) / f"tune-{of[:16]}.jsonl" if folder is not None else None
-        self.found: dict[str, Any] = {}
+    def __init__(self, folder: str | Path | None = None, digest: str = "") -> None:
+        self.path = Path(folder) / f"tune-{digest[:16]}.jsonl" if folder is not None else None
+        self.values: dict[str, Any] = {}
         if self.path is None:
             return
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             lines = self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
         except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{str(folder)!r} cannot hold the notes of a search: {error}") from None
+            raise UserError(f"{str(folder)!r} cannot hold the log of a search: {error}") from None
         for line in lines:
             try:
                 entry = json.loads(line)
-            except json.JSONDecodeError:  # the line that was being written when it was stopped
+            except json.JSONDecodeError:  # the process stopped while it wrote this line
                 continue
-            self.found[entry["of"]] = entry["found"]
+            if isinstance(entry, dict) and "name" in entry:
+                self.values[entry["name"]] = entry["value"]
 
-    def get(self, of: str, measure: Callable[[], Any]) -> Any:
-        """What was found of this before; otherwise it is measured (a JSON value), and written down at once."""
-        if of not in self.found:
-            self.found[of] = measure()
+    def get(self, name: str, measure: Callable[[], Any]) -> Any:
+        """The logged value; if there is none, call `measure`, which returns a JSON value, and log its result."""
+        if name not in self.values:
+            self.values[name] = measure()
             if self.path is not None:
-                # A line torn by a crash ends where the next one begins.
+                # The leading newline ends a line that a crash left incomplete.
                 with self.path.open("a", encoding="utf-8") as file:
-                    file.write("\n" + json.dumps({"of": of, "found": self.found[of]}) + "\n")
-        return self.found[of]
+                    file.write("\n" + json.dumps({"name": name, "value": self.values[name]}) + "\n")
+        return self.values[name]
 
 
 def digest_of(model: nn.Module, images: Tensor, text: str) -> str:
-    """A digest of all that measurements depend on: weights, images, the machine and its threads, and a text."""
+    """A digest of everything that measurements depend on: weights, images, machine, threads, versions and `text`."""
     here = stamp()
-    where = {name: here[name] for name in sorted(here) if name != "date"}
-    return digest(f"{text} {json.dumps(where, sort_keys=True)}", {**model.state_dict(), "its images": images})
+    machine = {name: here[name] for name in sorted(here) if name != "date"}
+    return digest(f"{text} {json.dumps(machine, sort_keys=True)}", {**model.state_dict(), "its images": images})

@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..optimize.tradeoff import Candidate, Tuned, points_text
+from ..optimize.goals import points_text
+from ..optimize.report import Tuned
+from ..optimize.results import Candidate
 from ..palette import COLOURS
 from ..sizes import Size, size_text
 from .figures import new_figure, save_figure
@@ -39,11 +41,11 @@ def figure(found: Sequence[Tuned], ink: str = "black") -> Figure:
     """The upper right is best. Each size has its colour; numbers are the rows of the table, of the front alone."""
     drawn = new_figure(8, 5)
     axes: Any = drawn.subplots()
-    colours = {tuned.chosen.size: _COLOURS[i % len(_COLOURS)] for i, tuned in enumerate(found)}
+    colours = {tuned.chosen.setting.size: _COLOURS[i % len(_COLOURS)] for i, tuned in enumerate(found)}
     for tuned in found:
-        colour = colours[tuned.chosen.size]
+        colour = colours[tuned.chosen.setting.size]
         front = sorted(tuned.front, key=lambda c: c.speedup)
-        axes.plot(*_places(front), "-", color=colour, alpha=0.6, label=f"{size_text(tuned.chosen.size)} px")
+        axes.plot(*_places(front), "-", color=colour, alpha=0.6, label=f"{size_text(tuned.chosen.setting.size)} px")
         for c in tuned.candidates:
             _point(axes, c, colour, filled=c in front)
         axes.plot(*_places([tuned.chosen]), "D", color=colour, markersize=11, markeredgecolor=ink, zorder=3)
@@ -54,7 +56,7 @@ def figure(found: Sequence[Tuned], ink: str = "black") -> Figure:
         axes.axhline(bound, color=ink, linestyle=":", linewidth=1, label=f"{points_text(bound)}, as asked")
     axes.invert_yaxis()
     axes.margins(x=0.08, y=0.12)
-    batch = found[0].chosen.batch
+    batch = found[0].chosen.setting.batch
     axes.set_xlabel(f"speed-up against the dense model, batch {batch} (bars: quartiles)", color=ink)
     axes.set_ylabel("expected loss of top-1, points (bars: 95 %)", color=ink)
     axes.tick_params(colors=ink)
@@ -70,7 +72,7 @@ def _places(candidates: Sequence[Candidate]) -> tuple[list[float], list[float]]:
 
 
 def _point(axes: Any, c: Candidate, colour: str, filled: bool) -> None:
-    (left, right), (low, high) = c.timed.quartiles, c.judged.expected_drop_ci
+    (left, right), (low, high) = c.timed.comparison.quartiles, c.judged.expected_drop_ci
     x, y = c.speedup, c.expected_drop
     axes.errorbar(
         x,
@@ -99,5 +101,5 @@ def _number(drawn: Figure, axes: Any, found: Sequence[Tuned], colours: Mapping[S
         c = rows[i][0]
         axes.annotate(
             str(i + 1), (c.speedup, c.expected_drop), offset, textcoords="offset points", ha="center", va="center",
-            fontsize=9, color=colours[c.size],
+            fontsize=9, color=colours[c.setting.size],
         )  # fmt: skip

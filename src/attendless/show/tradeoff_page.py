@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ..optimize.tradeoff import HOW_TO_READ, Tuned, table
+from ..optimize.report import HOW_TO_READ, Tuned, table
 from ..stamp import stamp, stamp_line
 from .html import fill, style, template
 from .tradeoff import svg

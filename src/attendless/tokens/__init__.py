@@ -4,7 +4,7 @@ import sys
 
 from ..plugins import import_package
 from .calibrate import calibrate
-from .interface import Reducer
+from .interface import Reducer, SearchSpace
 from .registry import (
     NONE,
     create_reducers,
@@ -15,4 +15,13 @@ from .registry import (
 
 import_package(sys.modules[__name__])
 
-__all__ = ["NONE", "Reducer", "calibrate", "create_reducers", "parse_tokens", "reducers", "register_reducer"]
+__all__ = [
+    "NONE",
+    "Reducer",
+    "SearchSpace",
+    "calibrate",
+    "create_reducers",
+    "parse_tokens",
+    "reducers",
+    "register_reducer",
+]

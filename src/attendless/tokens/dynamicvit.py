@@ -41,6 +41,7 @@ class DynamicViT(Reducer):
     first = True
     drops = True
     examples = ("dynamicvit:keep=0.5,at=1", "dynamicvit:keep=0.7,at=1/2")
+    not_searched = "dynamicvit needs a predictor that was trained for its layers and its share of patches"
 
     def setup(self) -> None:
         dim = self.dim

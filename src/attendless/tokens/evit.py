@@ -34,6 +34,7 @@ class EViT(Reducer):
     Options = EViTOptions
     reads = frozenset({"class_attention"})
     examples = ("evit:keep=0.5,at=1", "evit:keep=0.7,at=0/1,fuse=false")
+    not_searched = "evit keeps one share of the patches in a few layers and has no option by layer"
 
     @classmethod
     def layers(cls, given: EViTOptions, depth: int) -> list[int]:

@@ -14,6 +14,8 @@ of them knows its layer's number.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -22,6 +24,18 @@ from ..attention import Context, Grid, Macs, Spec
 from ..attention.values import ENTRIES
 from ..errors import UserError
 from ..options import Options as BaseOptions
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchSpace:
+    """How `tune` varies a reducer.
+
+    schedule: the option that takes the number of tokens to remove in each layer, one integer for each layer.
+    options: further options worth trying, with their values. The search tries one option at a time.
+    """
+
+    schedule: str
+    options: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
 
 
 class Reducer(nn.Module):
@@ -40,6 +54,9 @@ class Reducer(nn.Module):
     drops: bool = False
     #: Specs worth trying: tests run each of them, and `attendless list` shows them.
     examples: ClassVar[tuple[str, ...]] = ()
+    #: How `tune` varies the reducer; None: `tune` takes the reducer as given, for the reason in `not_searched`.
+    search_space: ClassVar[SearchSpace | None] = None
+    not_searched: ClassVar[str] = "the reducer states no search_space"
 
     def __init__(
         self, dim: int, head_dim: int, options: BaseOptions | None = None, *, layer: int = 0, depth: int = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TypeVar
 
 from .. import options as specs
@@ -21,6 +22,10 @@ def register_reducer(cls: R) -> R:
     name = cls.__dict__.get("name")
     if not isinstance(name, str) or not name.isidentifier() or name == NONE:
         raise UserError(f"{cls.__name__} needs a class attribute `name`: a word other than {NONE!r}, got {name!r}")
+    if (space := cls.search_space) is not None:
+        known = [field.name for field in dataclasses.fields(cls.Options)]
+        if wrong := [option for option in (space.schedule, *space.options) if option not in known]:
+            raise UserError(f"{cls.__name__}.search_space names {wrong[0]!r}: the options are {', '.join(known)}")
     enter(_REDUCERS, name, cls, "reducer")
     return cls
 

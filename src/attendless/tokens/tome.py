@@ -23,7 +23,7 @@ from ..attention import Context, Grid, Macs
 from ..errors import UserError
 from ..sparse import merging, operations
 from ..sparse.merging import Merging
-from .interface import Reducer
+from .interface import Reducer, SearchSpace
 from .registry import register_reducer
 
 
@@ -44,6 +44,7 @@ class ToMe(Reducer):
     name = "tome"
     Options = ToMeOptions
     examples = ("tome", "tome:r=1/3", "tome:keep=0.3,start=1", "tome:r=2,window=2", "tome:r=3,protect=0.1")
+    search_space = SearchSpace("r", {"protect": (0.0, 0.05, 0.1, 0.2)})
 
     def setup(self) -> None:
         given = self.options
