@@ -1,7 +1,7 @@
-"""Let each layer keep what it needs, without labels and without training: python examples/tune.py
+"""Choose the keep rate of each layer, without labels and without training: python examples/tune.py
 
-`tune` needs a few dozen images of the kind the model will see, as it takes them. Here they are scenes and the weights
-are random, so the losses mean nothing; with yours: attendless.open_model(NAME, weights=FILE, size=384).
+`tune` needs a few dozen preprocessed images of the kind the model will see. This example uses generated scenes and
+random weights, so its accuracy drops are meaningless. With your weights: attendless.open_model(NAME, weights=FILE).
 """
 
 import torch
@@ -16,7 +16,7 @@ def main(size: int = 96, count: int = 16, budget: float = 0.5) -> None:
     model = attendless.open_model("columnar_micro_patch4_32", size=size)
     images = load_images(open_data(f"scenes:size={size}", "val"), preprocessing(model, (size, size)), count)
     tuned = attendless.tune(model, images, tokens="none", rates=(0.1, 0.25), max_drop=0.5, budget=budget)
-    print(tuned)  # every candidate: what it is expected to lose, and its milliseconds
+    print(tuned)  # every candidate: speed-up, expected accuracy drop, top-1 agreement
     print(f"chosen: {tuned.convert(model).attention}")
 
 

@@ -1,6 +1,6 @@
-"""Search, without training and without labels, which tokens each layer should merge and what it should attend with: the
-fewest milliseconds for which the answers stay what they were. A few hundred images of the kind the model will see are
-enough. Some serve the search, some the choice, and the rest tell what the choice loses on images that had no part in it.
+"""Search the token schedule and the attention of each layer that give the lowest latency within an accuracy drop, without
+training and without labels. A few hundred images of the kind the model will see are enough: some serve the search, some
+the choice, and the rest estimate the accuracy drop of the chosen model.
 
 examples:
   attendless tune deit_tiny_patch16_224 --weights deit_tiny.safetensors --data photos/ --size 384 --max-drop 0.5
@@ -31,14 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--attention",
         metavar="A",
         default="foveal",
-        help="a mechanism with a keep option (default: foveal); none: attentions stay as they are",
+        help="a mechanism with a keep option (default: foveal); none: attentions stay unchanged",
     )
     parser.add_argument(
         "--tokens",
         metavar="T",
         default="tome",
-        help="tome (default): search how many tokens each layer merges; any other spec, such as tome:r=8: take that "
-        "one; none: tokens stay as they are",
+        help="token reducer whose schedules are searched (default: tome); a spec with options, such as tome:r=8, is "
+        "taken as it is; none: tokens stay unchanged",
     )
     parser.add_argument(
         "--rates", metavar="R", type=arguments.share, nargs="+", help="keep rates to choose from (default: 0.05 to 0.5)"
@@ -48,21 +48,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-drop",
         metavar="P",
         type=arguments.not_negative,
-        help="points of top-1 it may be expected to lose (default: 0.5)",
+        help="largest expected accuracy drop, in percentage points of top-1 (default: 0.5)",
     )
     bound.add_argument(
-        "--target-ms", metavar="T", type=arguments.above_zero, help="milliseconds an image may take, instead"
+        "--target-ms",
+        metavar="T",
+        type=arguments.above_zero,
+        help="largest latency in ms per image, instead of --max-drop",
     )
     parser.add_argument(
         "--accuracy",
         metavar="P",
         type=arguments.percent,
-        help="the model's top-1 on such images, in percent, if you know it: the loss is then expected of a model that "
-        "is as sure as it is right (default: as sure as it says)",
+        help="the model's top-1 on such images in percent, if known: calibrates the confidence from which the accuracy "
+        "drop is estimated (default: not calibrated)",
     )
     arguments.size(parser)
     arguments.crop_pct(parser)
-    parser.add_argument("--batch", metavar="B", type=arguments.positive, default=1, help="batch to time (default: 1)")
+    parser.add_argument(
+        "--batch", metavar="B", type=arguments.positive, default=1, help="batch size to time (default: 1)"
+    )
     parser.add_argument(
         "--images", metavar="N", type=arguments.positive, default=256, help="images to use (default: 256)"
     )
@@ -74,10 +79,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of timing for each candidate (default: 10)",
     )
     parser.add_argument(
-        "--report", metavar="F", type=arguments.target("page"), help="write table and plot as one page, an .html file"
+        "--report", metavar="F", type=arguments.target("page"), help="write table and plot to one .html page"
     )
     parser.add_argument(
-        "--plot", metavar="F", type=arguments.target("picture"), help="draw the trade-off found into this file"
+        "--plot", metavar="F", type=arguments.target("picture"), help="write the plot of the trade-off to this file"
     )
     parser.add_argument(
         "--out", metavar="F", type=arguments.target("model"), help="save the converted model to this .safetensors file"
@@ -85,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume-dir",
         metavar="DIR",
-        help="keep there what was measured: the same search, stopped and started again, goes on from it",
+        help="folder for the log of measured values, from which the same search resumes",
     )
     arguments.threads(parser)
     arguments.json(parser)
@@ -103,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
     from attendless.optimize.tune import RATES, attentions_to_try, tune
     from attendless.sizes import input_size
 
-    # Whatever can be wrong with what was given is found before anything takes time.
+    # Check all arguments before any work is done.
     Goal(args.max_drop, args.target_ms)
     attentions_to_try(args.attention, args.tokens, args.rates or RATES)
     if args.out and len(args.size) > 1:
@@ -171,11 +176,11 @@ def run(args: argparse.Namespace) -> None:
     output.write_json(args.json, {"rows": rows, "chosen": [tuned.as_dict() for tuned in found], "notes": notes})
 
 
-WEIGHTLESS = "the weights are random: the loss means nothing (give --weights F or --pretrained)"
+WEIGHTLESS = "the weights are random: the accuracy drop is meaningless (give --weights F or --pretrained)"
 
 
 def _print_cap(model: object) -> None:
-    """What attending less can gain at most, before anything is timed."""
+    """Print the maximum speed-up by sparse attention alone (Amdahl's law), before anything is timed."""
     from attendless.measure.measurement import limit_by_macs
     from attendless.measure.timing import by_formula
     from attendless.sizes import input_size, size_text
@@ -197,7 +202,7 @@ def _print(title: str, found: list[Tuned], notes: list[str]) -> None:
 
 
 def _command(args: argparse.Namespace, tuned: Tuned) -> str:
-    """What to type to get the model chosen; nothing if that is the one there is."""
+    """The `convert` command of the chosen model."""
     from attendless.sizes import size_text
 
     if not tuned.chosen.changed:

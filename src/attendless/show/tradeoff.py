@@ -1,4 +1,4 @@
-"""The trade-off `tune` found, drawn: speed-up against expected loss, with what is uncertain about both."""
+"""The plot of `tune`: speed-up against expected accuracy drop, with the uncertainty of both."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ from .labels import beside
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Drawn in this, then exchanged for the page's own ink, which is light on dark ground.
+#: Placeholder colour that `svg` replaces with the text colour of the page.
 _INK = "#010203"
-#: Those of the palette that are seen well on light ground and on dark.
+#: Colours of the palette that are legible on light and on dark backgrounds.
 _COLOURS = COLOURS[1:6]
 
 
 def draw(found: Sequence[Tuned], path: str | Path) -> None:
-    """One point per candidate; the file's ending names its format."""
+    """Write the plot, one point per candidate; the file extension names the format."""
     save_figure(figure(found), path)
 
 
 def svg(found: Sequence[Tuned]) -> str:
-    """The figure as an element of a page, on whose ground it is drawn."""
+    """The plot as an SVG element with the colours of the page."""
     file = io.StringIO()
     figure(found, ink=_INK).savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = file.getvalue().replace(_INK, "currentColor")
-    return text[text.index("<svg") :].replace("<svg ", '<svg role="img" aria-label="speed-up against loss" ', 1)
+    return text[text.index("<svg") :].replace(
+        "<svg ", '<svg role="img" aria-label="speed-up against accuracy drop" ', 1
+    )
 
 
 def figure(found: Sequence[Tuned], ink: str = "black") -> Figure:
-    """The upper right is best. Each size has its colour; numbers are the rows of the table, of the front alone."""
+    """The plot; the upper right is best. Each size has its colour; numbers are rows of the table, on the front only."""
     drawn = new_figure(8, 5)
     axes: Any = drawn.subplots()
     colours = {tuned.chosen.setting.size: _COLOURS[i % len(_COLOURS)] for i, tuned in enumerate(found)}
@@ -53,12 +55,12 @@ def figure(found: Sequence[Tuned], ink: str = "black") -> Figure:
     axes.plot([], [], "o", color="none", markeredgecolor=ink, markersize=5, label="not on the front")
     bound = found[0].goal.max_drop
     if bound is not None:
-        axes.axhline(bound, color=ink, linestyle=":", linewidth=1, label=f"{points_text(bound)}, as asked")
+        axes.axhline(bound, color=ink, linestyle=":", linewidth=1, label=f"{points_text(bound)}, the bound")
     axes.invert_yaxis()
     axes.margins(x=0.08, y=0.12)
     batch = found[0].chosen.setting.batch
-    axes.set_xlabel(f"speed-up against the dense model, batch {batch} (bars: quartiles)", color=ink)
-    axes.set_ylabel("expected loss of top-1, points (bars: 95 %)", color=ink)
+    axes.set_xlabel(f"speed-up over the baseline, batch {batch} (bars: quartiles)", color=ink)
+    axes.set_ylabel("expected accuracy drop, percentage points (bars: 95 %)", color=ink)
     axes.tick_params(colors=ink)
     axes.spines[:].set_color(ink)
     axes.grid(alpha=0.25)
@@ -89,11 +91,11 @@ def _point(axes: Any, c: Candidate, colour: str, filled: bool) -> None:
 
 
 def _number(drawn: Figure, axes: Any, found: Sequence[Tuned], colours: Mapping[Size, str]) -> None:
-    """Put the table's numbers beside the points of the front, the chosen ones' first, where there is room."""
+    """Put the table's numbers beside the points of the front where there is room, those of chosen candidates first."""
     rows = [(c, tuned) for tuned in found for c in tuned.candidates]
     front = [i for i, (c, tuned) in enumerate(rows) if c in tuned.front and c.changed]
     front.sort(key=lambda i: rows[i][0] != rows[i][1].chosen)
-    drawn.draw_without_rendering()  # settles where the axes stand
+    drawn.draw_without_rendering()  # fixes the position of the axes
     paper, unit = axes.get_window_extent(), 72 / drawn.dpi
     corners = [axes.transData.transform((c.speedup, c.expected_drop)) - paper.p0 for c, _ in rows]
     points = [(float(x) * unit, float(y) * unit) for x, y in corners]

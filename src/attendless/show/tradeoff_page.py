@@ -1,4 +1,4 @@
-"""What `tune` found as one page that can be mailed, archived and opened offline: table, plot and the choice."""
+"""The report of `tune` as one self-contained HTML page: the choice, the plot and the table."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .tradeoff import svg
 
 
 def page(found: Sequence[Tuned], title: str, commands: Sequence[str], notes: Sequence[str] = ()) -> str:
-    """The page of one or more sizes; `commands` are what to type to get each model chosen."""
+    """The page for one or more sizes; `commands` are the `convert` commands of the chosen models."""
     chosen = [
         "".join(f"<p>{escape(line)}</p>" for line in tuned.findings) + f"<pre>{escape(command)}</pre>"
         for tuned, command in zip(found, commands, strict=True)
