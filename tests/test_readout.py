@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import types
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 
 import attendless
 from attendless import Columnar, UserError
@@ -15,11 +18,16 @@ from attendless.attention import attentions
 from attendless.backbones import ColumnarDistilled, Pyramid
 from attendless.backbones.class_token_tail import observed
 from attendless.backbones.probe import Probe
+from attendless.convert import open_model
 from attendless.convert.conversion import convert_with_report
+from attendless.convert.source import comparable
 from attendless.dense.features import Features
 from attendless.measure import parts
+from attendless.measure.bench import Conditions, bench_rows
 from attendless.measure.macs import count, count_by_running
+from attendless.predict import Opening
 from attendless.tokens import reducers
+from attendless_cli.main import main
 
 SMALL: dict[str, Any] = {
     "img_size": 64, "patch_size": 8, "embed_dim": 48, "num_heads": 3, "depth": 3, "num_classes": 7,
@@ -227,3 +235,196 @@ def test_the_layer_view_calls_its_projections_that() -> None:
     with parts.shadowed(parts.places(model), parts._Marks(torch.device("cpu"))):
         assert model.tail.attends_rows, "profiling does not change what is computed"
         assert not observed(model.tail, model.norm)
+
+
+# Models whose output depends on patches ------------------------------------------------------------------------------
+
+
+def mean_of_patches(self: Any, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return x[:, self.num_prefix_tokens :].mean(1)
+
+
+def head_on_patches(self: Any, x: torch.Tensor, pre_logits: bool = False) -> torch.Tensor:
+    return self.head(mean_of_patches(self, x))
+
+
+class TokenBatchNorm(torch.nn.Module):
+    """A norm whose statistics mix all tokens of an image."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x - x.mean((1, 2), keepdim=True)) / x.std((1, 2), keepdim=True)
+
+
+class OnPatches(Columnar):
+    forward_head = head_on_patches
+
+
+class PoolsPatches(Columnar):
+    pool = mean_of_patches
+
+
+def assert_whole(model: Any) -> None:
+    """`model` computes every patch of the last layer, also when asked not to."""
+    assert model.needs_patches()
+    assert model.tail is None
+    found = model(IMAGES)
+    expected = model.forward_head(model.forward_features(IMAGES))
+    assert found.isfinite().all()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("method", ["forward_head", "pool"])
+@pytest.mark.parametrize("timms", [True, False])
+def test_a_method_replaced_on_the_instance_gets_every_patch(method: str, timms: bool) -> None:
+    model = VisionTransformer(**SMALL).eval() if timms else build()
+    replacement = {"forward_head": head_on_patches, "pool": mean_of_patches}[method]
+    setattr(model, method, types.MethodType(replacement, model))
+    expected = model(IMAGES)
+    fast = attendless.convert(model, "foveal:keep=1", below_breakeven="keep", readout=True)
+    assert not fast.readout
+    assert getattr(fast, method).__self__ is fast, "bound to the copy, whose weights it must use"
+    assert_whole(fast)
+    torch.testing.assert_close(fast(IMAGES), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_a_method_replaced_after_conversion_gets_every_patch() -> None:
+    fast = attendless.convert(build(), tokens="tome:r=6")
+    assert fast.tail is not None
+    fast.pool = types.MethodType(mean_of_patches, fast)
+    assert_whole(fast)
+
+
+@pytest.mark.parametrize("cls", [OnPatches, PoolsPatches])
+def test_a_subclass_that_reads_patches_gets_every_patch(cls: type[Columnar]) -> None:
+    fast = attendless.convert(build(cls=cls), "foveal:keep=0.2", below_breakeven="keep", readout=True)
+    assert not fast.readout
+    fast.readout = True
+    assert_whole(fast)
+
+
+@pytest.mark.parametrize("norm", [TokenBatchNorm(), torch.nn.BatchNorm1d(65), torch.nn.LayerNorm((65, 48))])
+def test_a_last_norm_that_mixes_tokens_gets_every_patch(norm: torch.nn.Module) -> None:
+    model = build()
+    model.norm = norm.eval()
+    fast = attendless.convert(model, "foveal:keep=0.2", below_breakeven="keep", readout=True)
+    assert not fast.readout
+    fast.readout = True
+    assert_whole(fast)
+
+
+def test_a_norm_inside_the_last_block_that_mixes_tokens_gets_every_patch() -> None:
+    model = build()
+    model.blocks[-1].norm2 = TokenBatchNorm()
+    model.readout = True
+    assert_whole(model)
+
+
+def test_a_replaced_output_is_not_saved(tmp_path: Path) -> None:
+    model = build()
+    model.pool = types.MethodType(mean_of_patches, model)
+    with pytest.raises(UserError, match="pool was replaced on the instance"):
+        attendless.save(model, tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("part", ["", "attn", "attn.proj", "mlp", "norm2"])
+def test_a_forward_replaced_in_the_last_block_gets_every_patch(part: str) -> None:
+    model = attendless.convert(build(), "foveal:keep=0.2", below_breakeven="keep")
+    module, calls = model.blocks[-1].get_submodule(part), list[int]()
+    own = module.forward
+
+    def forward(x: torch.Tensor, *more: Any) -> Any:
+        calls.append(x.shape[1])
+        return own(x, *more)
+
+    expected = model(IMAGES)
+    module.forward = forward
+    torch.testing.assert_close(model(IMAGES), expected, atol=2e-5, rtol=1e-5)
+    assert calls == [65]
+
+
+# The switch ----------------------------------------------------------------------------------------------------------
+
+
+def test_full_attention_may_have_it_too() -> None:
+    dense = VisionTransformer(**SMALL).eval()
+    fast, report = convert_with_report(dense, "full", readout=True)
+    assert fast.readout
+    assert report.as_dict()["readout"]
+    assert report.layers[-1].after.mlp < report.layers[-1].before.mlp
+    assert fast.state_dict().keys() == dense.state_dict().keys()
+    torch.testing.assert_close(fast(IMAGES), dense(IMAGES), atol=2e-5, rtol=1e-5)
+    assert attendless.convert(dense, readout=True).readout, "no attention needs to be named"
+
+
+def test_it_can_be_refused() -> None:
+    assert not attendless.convert(build(), tokens="tome:r=6", readout=False).readout
+
+
+def test_a_request_that_cannot_be_met_is_reported() -> None:
+    _, report = convert_with_report(build(global_pool="avg"), "full", readout=True)
+    assert not report.tail
+    assert "global_pool='avg' reads patches" in report.note
+
+
+@pytest.mark.parametrize(("attention", "readout"), [(None, True), ("full", True), ("foveal:keep=0.2", False)])
+def test_open_model_takes_it(attention: str | None, readout: bool) -> None:
+    opening = {"size": 32, "below_breakeven": "keep", "readout": readout}
+    assert open_model("vit_tiny_patch16_224", attention=attention, **opening).readout is readout
+
+
+def test_a_file_is_opened_with_or_without_it(tmp_path: Path) -> None:
+    attendless.save(attendless.convert(build(), tokens="tome:r=6"), tmp_path / "m.safetensors")
+    assert open_model(tmp_path / "m.safetensors").readout
+    whole = open_model(tmp_path / "m.safetensors", readout=False)
+    assert not whole.readout
+    assert whole.tokens == "tome:r=6"
+
+
+@pytest.mark.parametrize(
+    ("attentions", "tokens", "given", "expected"),
+    [
+        (["full", "foveal:keep=0.1"], [], None, True),
+        (["full", "2xfull/10xfoveal:keep=0.1"], [], False, False),
+        (["full", "full"], [], None, None),
+        (["full"], ["none", "tome:r=8"], None, True),
+        (["foveal:keep=0.1"], [], None, None),
+        ([], [], None, None),
+        (["full"], [], True, True),
+    ],
+)
+def test_a_comparison_gives_it_to_all_or_to_none(
+    attentions: list[str], tokens: list[str], given: bool | None, expected: bool | None
+) -> None:
+    assert comparable({"readout": given}, attentions, tokens)["readout"] is expected
+
+
+@pytest.mark.parametrize("switch", [[], ["--readout"], ["--no-readout"]])
+def test_info_never_exceeds_its_maximum_speedup(tmp_path: Path, switch: list[str]) -> None:
+    out = tmp_path / "info.json"
+    command = ["info", "vit_tiny_patch16_224", "--size", "64", "--attention", "full", "topk:keep=0.01", "performer"]
+    assert main([*command, *switch, "--json", str(out)]) == 0
+    full, *others = json.loads(out.read_text())["rows"]
+    tail = [row["layers"][-2]["macs"]["mlp"] < row["layers"][-3]["macs"]["mlp"] for row in (full, *others)]
+    assert tail == [switch != ["--no-readout"]] * 3
+    for row in others:
+        assert full["macs"]["total"] / row["macs"]["total"] <= full["cap"]
+
+
+def test_bench_gives_it_to_every_attention() -> None:
+    how = Conditions(budget=0.05, memory=False, throughput=False, parts=False)
+    opening = {"below_breakeven": "keep"}
+    rows = list(bench_rows("vit_tiny_patch16_224", ["full", "foveal:keep=0.2"], [32], how, **opening))
+    whole = count(timm.create_model("vit_tiny_patch16_224", img_size=32)).mlp
+    assert [row.setup.macs.mlp for row in rows] == [whole * 11 // 12 + whole // 12 // 5] * 2
+
+
+def test_the_command_converts_to_it_alone(tmp_path: Path) -> None:
+    out = tmp_path / "m.safetensors"
+    assert main(["convert", "vit_tiny_patch16_224", "--size", "32", "--readout", "--out", str(out)]) == 0
+    assert attendless.load(out).readout
+
+
+def test_predictors_open_models_with_it() -> None:
+    opened = Opening("vit_tiny_patch16_224", size=(32, 32), readout=True)
+    assert opened._asked()["readout"]
+    assert opened.open().card.scores == 1000

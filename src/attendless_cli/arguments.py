@@ -65,6 +65,16 @@ def size(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
         parser.add_argument("--size", metavar="S", type=parse_size, help=text)
 
 
+def readout(parser: argparse.ArgumentParser, *, default: str = "where attention or tokens are reduced") -> None:
+    """`--readout` and `--no-readout`; left out, None."""
+    text = f"compute the last layer for the class token alone: the same outputs with fewer MACs (default: {default})"
+    parser.add_argument("--readout", action=argparse.BooleanOptionalAction, help=text)
+
+
+#: The default of `readout` in commands that compare attentions.
+FOR_ALL = "for all rows, if attention or tokens are reduced in any"
+
+
 def threads(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", metavar="T", type=positive, help="CPU threads (default: torch's own choice)")
 
@@ -80,6 +90,7 @@ def opening(parser: argparse.ArgumentParser) -> None:
     attention(parser, many=False)
     tokens(parser, many=False)
     predictor(parser)
+    readout(parser)
     size(parser, many=False)
     crop_pct(parser)
     text = "what computes it: eager (default) or compile; of an exported file its ending says it"
@@ -93,12 +104,12 @@ def opened(args: argparse.Namespace, *, features: bool) -> Any:
     from attendless.predict import Opening
 
     given = ("model", "runtime", "weights", "pretrained", "size", "attention", "tokens", "predictor", "crop_pct")
-    found = {name: getattr(args, name) for name in (*given, "threads")}
+    found = {name: getattr(args, name) for name in (*given, "readout", "threads")}
     return Opening(**found, features=features, plugins=tuple(plugin_files()))
 
 
 class Target(str):
-    """A file that a command will write, and what kind of file it becomes: `main` looks at it before any work is done."""
+    """A file that a command will write, and its kind. `main` checks the path before any work is done."""
 
     kind: str
 

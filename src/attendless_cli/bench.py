@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.attention(parser)
     arguments.tokens(parser)
     arguments.predictor(parser)
+    arguments.readout(parser, default=arguments.FOR_ALL)
     arguments.size(parser)
     parser.add_argument("--batch", metavar="B", type=arguments.positive, default=1, help="batch to time (default: 1)")
     breakeven = f"{arguments.BREAKEVEN}. A saved file gets what is asked"
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> None:
         )
         opening = {"weights": args.weights, "pretrained": args.pretrained}
         opening |= {"below_breakeven": args.below_breakeven, "predictor": args.predictor}
+        opening |= {"readout": args.readout}
         opening |= {"tokens": args.tokens, "runtimes": args.runtime}
         rows: list[Measurement] = []
         failures: list[str] = []

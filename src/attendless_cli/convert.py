@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.attention(parser, many=False)
     arguments.tokens(parser, many=False)
     arguments.predictor(parser)
+    arguments.readout(parser)
     arguments.size(parser, many=False)
     parser.add_argument("--layers", metavar="L", help="layers to convert, such as 2: or :4 or 0,3-5 (default: all)")
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=arguments.BREAKEVEN)
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     from attendless.convert.source import random_weights
     from attendless.errors import UserError
 
-    if args.attention is None and args.tokens is None:
+    if args.attention is None and args.tokens is None and args.readout is None:
         raise UserError(
             "nothing to convert to: give --attention, such as foveal:keep=0.1, --tokens, such as tome:r=8, or both"
         )
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> None:
         layers=args.layers,
         below_breakeven=args.below_breakeven,
         predictor=args.predictor,
+        readout=args.readout,
         fit=_images(model, args.fit) if args.fit else None,
         check=_images(model, args.data) if args.check or args.data else None,
     )

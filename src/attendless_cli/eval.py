@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.attention(parser)
     arguments.tokens(parser)
     arguments.predictor(parser)
+    arguments.readout(parser)
     arguments.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
     parser.add_argument("--no-labels", action="store_true", help="measure agreement alone, whatever the folders are")
@@ -68,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_data(args.data, "val", labels=not args.no_labels)
     model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
     labels = NO_LABELS if args.no_labels else match_labels(source.classes, model)
-    dense, models = contestants(model, args.attention, args.tokens, args.predictor)
+    dense, models = contestants(model, args.attention, args.tokens, args.predictor, args.readout)
     size = args.size or input_size(model)
     skipped: list[str] = []
     with output.progress("images", min(args.limit or len(source), len(source))) as step:
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def contestants(
-    model: Any, attentions: list[str], tokens: list[str], predictor: str | None
+    model: Any, attentions: list[str], tokens: list[str], predictor: str | None, readout: bool | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """The dense model, and what was asked for, in the words it was asked for; what amounts to the same is one."""
     from attendless.convert import convert
@@ -115,8 +116,10 @@ def contestants(
         left = "" if left == "none" else left
         made = ready.get((text, left))
         if made is None:
-            attention = None if text == attention_of(dense) else text
-            made = convert(dense, attention, tokens=left or "none", below_breakeven="keep", predictor=predictor)
+            attention, keep = None if text == attention_of(dense) else text, {"below_breakeven": "keep"}
+            made = convert(dense, attention, tokens=left or "none", predictor=predictor, readout=readout, **keep)
+        elif readout is not None:
+            made = convert(made, readout=readout)
         asked.setdefault((attention_of(made), tokens_of(made)), (made_of(text, left), made))
     return dense, dict(asked.values())
 

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.attention(parser, many=False)
     arguments.tokens(parser, many=False)
     arguments.predictor(parser)
+    arguments.readout(parser)
     arguments.size(parser, many=False)
     parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=arguments.BREAKEVEN)
     parser.add_argument(
@@ -98,6 +99,7 @@ def run(args: argparse.Namespace) -> None:
             attention=args.attention,
             tokens=args.tokens,
             predictor=args.predictor,
+            readout=args.readout,
             weights=args.weights,
             pretrained=args.pretrained,
             below_breakeven=_breakeven(args),

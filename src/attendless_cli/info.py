@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.model(parser)
     arguments.attention(parser)
     arguments.tokens(parser)
+    arguments.readout(parser, default=arguments.FOR_ALL)
     arguments.size(parser)
     parser.add_argument("--layers", action="store_true", help="one row per layer")
     arguments.json(parser)
@@ -31,15 +32,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from attendless.convert import convert, open_model
+    from attendless.convert.source import comparable
     from attendless.integrations.slot import exchangeable
     from attendless.measure.macs import layer_costs
     from attendless.sizes import input_size, size_text
 
     rows, table, per_layer = [], [], []
     wanted = itertools.product(args.attention or [None], args.tokens or [None], args.size or [None])
+    opening = {"weights": args.weights, "pretrained": args.pretrained, "readout": args.readout}
+    opening = comparable(opening, args.attention, args.tokens)
     for attention, tokens, size in wanted:
-        opening = {"weights": args.weights, "pretrained": args.pretrained, "size": size}
-        model = open_model(args.model, attention=attention, tokens=tokens, below_breakeven="keep", **opening)
+        asked = {"attention": attention, "tokens": tokens, "size": size, "below_breakeven": "keep"}
+        model = open_model(args.model, **asked, **opening)
         model = model if exchangeable(model) else convert(model, "full")  # the same function, and it can be counted
         found = layer_costs(model, size)
         row = _row(args.model, model, found, size or input_size(model))

@@ -59,7 +59,7 @@ class ColumnarBackbone(Backbone, _Base):
         if len(specs) != depth:
             raise UserError(f"{len(specs)} attentions were given for {depth} layers")
         grid = self.grid()
-        kinds = [*[Block] * (depth - 1), ClassTokenTail]
+        kinds = [ClassTokenTail if number == depth - 1 else Block for number in range(depth)]
         self.blocks = nn.Sequential(
             *(rebuild_block(b, s, grid, k) for b, s, k in zip(self.blocks, specs, kinds, strict=True))
         )
@@ -124,7 +124,7 @@ class ColumnarBackbone(Backbone, _Base):
             return f"global_pool={self.global_pool!r} reads patches"
         for name, known in _OUTPUT.items():
             if replaced(self, name) or getattr(type(self), name) not in known:
-                return f"{name} is not timm's and may read patches"
+                return f"{name} was overridden and may read patches"
         if not isinstance(self.blocks[-1], ClassTokenTail):
             return f"a last block of class {type(self.blocks[-1]).__name__} may mix tokens after attention"
         norms = {"norm": self.norm, "fc_norm": self.fc_norm, "norm2 of the last block": self.blocks[-1].norm2}
@@ -224,6 +224,11 @@ _OUTPUT = {
     "forward_head": (VisionTransformer.forward_head, VisionTransformerDistilled.forward_head),
     "pool": (VisionTransformer.pool,),
 }
+
+
+def replaced_outputs(model: nn.Module) -> list[str]:
+    """The methods between the last block and the logits that were replaced on the instance."""
+    return [name for name in _OUTPUT if replaced(model, name)]
 
 
 def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:

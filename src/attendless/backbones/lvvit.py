@@ -5,8 +5,8 @@
     answer    head(class token) + ½ max over patches of aux_head(patch)
 
 In training the answer is the class token's alone, and `patch_logits` is what token labelling teaches beside it
-(`train.labelling`). Weights have their authors' names; what else a columnar backbone can do, this one does. Where tokens
-were reduced, the maximum is over those left.
+(`train.labelling`). Weights have their authors' names; what else a columnar backbone can do, this one does. Where
+tokens were reduced, the maximum is over those left.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from ..backbones import is_backbone
+from ..backbones.columnar import replaced_outputs
 from ..backbones.weights import start_attentions
 from ..errors import UserError
 from ..integrations.discovery import PATCH, check_module, inside, why_none
@@ -40,6 +41,7 @@ def convert(
     size: int | tuple[int, int] | str | None = None,
     predictor: str | Path | None = None,
     fit: Tensor | None = None,
+    readout: bool | None = None,
 ) -> Any:
     """A copy of `model` that attends with `attention`, on the tokens that `tokens` leaves.
 
@@ -49,6 +51,10 @@ def convert(
     stays full, unless `below_breakeven="keep"`. `size` moves the model to another input size first. `predictor` is the
     file or name of what attentions that predict their keys have learned for this model. To the images `fit`, a few
     dozen as the model takes them, `lavit` is fitted, so that it starts near the attention it replaces.
+
+    `readout`: compute the last layer for the class token alone, if the model's output depends on no other token. The
+    outputs are the same up to rounding. Default: only if the result differs from full attention on all tokens, so that
+    `convert(model, "full")` stays bit-identical to `model`.
     """
     converted, _ = convert_with_report(
         model,
@@ -59,6 +65,7 @@ def convert(
         size=size,
         predictor=predictor,
         fit=fit,
+        readout=readout,
     )
     return converted
 
@@ -73,6 +80,7 @@ def convert_with_report(
     size: int | tuple[int, int] | str | None = None,
     predictor: str | Path | None = None,
     fit: Tensor | None = None,
+    readout: bool | None = None,
     check: Tensor | None = None,
     copied: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Report]:
@@ -88,7 +96,7 @@ def convert_with_report(
     dense = copy.deepcopy(backbone) if check is not None or fit is not None else None
     before = [slot.now + slot.others for slot in find_slots(backbone)]
     if is_backbone(backbone):
-        backbone.readout = False  # what slots count is whole
+        backbone.readout = False  # slots count the whole last layer
     if tokens is not None:
         put_tokens(backbone, tokens)
     slots = find_slots(backbone)  # on the tokens that are left
@@ -98,14 +106,15 @@ def convert_with_report(
     if is_backbone(backbone):
         backbone.check_order()
         start_attentions(backbone.blocks, scratch=False)
-        # What computes all that the original does stays the original, to the bit.
         changed = bool(backbone.tokens) or any(block.attn.name != "full" for block in backbone.blocks)
-        backbone.readout = changed and not backbone.needs_patches()
+        backbone.readout = (changed if readout is None else readout) and not backbone.needs_patches()
         found = {row.name: row.macs for row in backbone.costs()}
         rows = [dataclasses.replace(row, after=found[row.name]) for row in rows]
     if predictor is not None and any(predicts(slot.attn) for slot in slots):
         put_predictor(slots, predictor)
-    note = fit_to(backbone, dense, fit) if fits(backbone) else ""
+    notes = [fit_to(backbone, dense, fit)] if fits(backbone) else []
+    if readout and (why := why_whole(backbone)):
+        notes.append(f"the last layer is computed for all tokens: {why}")
     report = Report(
         model_name(model),
         input_size(backbone),
@@ -114,11 +123,16 @@ def convert_with_report(
         pays_from=pays,
         reduction=Reduction.of(backbone) if is_backbone(backbone) else None,
         tail=is_backbone(backbone) and backbone.readout,
-        note=note,
+        note="; ".join(filter(None, notes)),
     )
     if check is not None and dense is not None:
         report = dataclasses.replace(report, difference=difference(dense, backbone, check))
     return backbone, report
+
+
+def why_whole(model: Any) -> str:
+    """Why the last layer cannot be computed for the class token alone; empty if it can."""
+    return str(model.needs_patches()) if is_backbone(model) else f"{type(model).__name__} keeps timm's own layers"
 
 
 def put_tokens(backbone: Any, tokens: str) -> None:
@@ -165,4 +179,6 @@ def _take_over(ours: Any, model: Any) -> nn.Module:
     ours.set_grad_checkpointing(model.grad_checkpointing)
     if hasattr(model, "distilled_training"):
         ours.set_distilled_training(model.distilled_training)
+    for name in replaced_outputs(model):  # as `deepcopy` does: a bound method is bound to the copy
+        setattr(ours, name, copy.deepcopy(vars(model)[name], {id(model): ours}))
     return ours.train(model.training)

@@ -170,7 +170,7 @@ class Report:
         if self.reduction:
             lines.insert(1, str(self.reduction))
         if self.tail:
-            lines.append("the last layer computes for the class token alone: no patch that leaves it is read")
+            lines.append("the last layer is computed for the class token alone: the classifier reads no other token")
         if self.left and not done:
             lines.append(self._nothing())
         lines += [f"not exchanged: {paths}: {reason}" for paths, reason in folded(self.unserved)]

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
 from torch import nn
 
+from ..attention.registry import named
 from ..errors import UserError
 from ..integrations.pretrained import create_pretrained
 from ..integrations.rebuild import hf_weights as huggingface
 from ..integrations.resize import resize
 from ..integrations.weights import load_weights, read_weights
 from ..sizes import parse_size
+from ..tokens import parse_tokens
 from .conversion import BelowBreakeven, convert
 from .files import load, read_header
 
-__all__ = ["open_model", "parse_size", "random_weights", "resize", "unknown_model"]
+__all__ = ["comparable", "open_model", "parse_size", "random_weights", "resize", "unknown_model"]
 
 
 def open_model(
@@ -33,6 +36,7 @@ def open_model(
     layers: str | None = None,
     below_breakeven: BelowBreakeven = "full",
     predictor: str | Path | None = None,
+    readout: bool | None = None,
     tasks: bool = False,
 ) -> Any:
     """Build `model`, load `weights` from a file, set its input size and convert it to `attention` and `tokens`.
@@ -40,7 +44,8 @@ def open_model(
     Without these the model stays what it is. Where attending less cannot pay at this size a layer stays full, as in
     `convert`, unless `below_breakeven="keep"`. Without `num_classes` the weights decide how many there are; if it
     differs from theirs, the classifier starts anew, ready to be trained. `pretrained` fetches timm's weights, unless
-    `weights` are given: then the file is used. A file with a detector or segmentor is refused, or with
+    `weights` are given: then the file is used. `readout` is `convert`'s: whether the last layer is computed for the
+    class token alone. A file with a detector or segmentor is refused, or with
     `tasks` returned as it is.
     """
     target = None if size is None else parse_size(size)
@@ -69,11 +74,30 @@ def open_model(
     asked = _is_ours(str(model)) and layers is None and below_breakeven == "keep" and predictor is None  # built with it
     if asked:
         attention = None
-    if attention is None and tokens is None:
+    if attention is None and tokens is None and readout in (None, getattr(built, "readout", False)):
         return built.eval()
     return convert(
-        built, attention, tokens=tokens, layers=layers, below_breakeven=below_breakeven, predictor=predictor
+        built,
+        attention,
+        tokens=tokens,
+        layers=layers,
+        below_breakeven=below_breakeven,
+        predictor=predictor,
+        readout=readout,
     ).eval()
+
+
+def comparable(opening: Mapping[str, Any], attentions: Sequence[str], tokens: Sequence[str]) -> dict[str, Any]:
+    """Options for `open_model` under which several attentions and token reducers are compared.
+
+    If `opening` does not set `readout` and any of the models would have a class-token-only last layer by default, all
+    of them get it: it would otherwise count as a gain of the attention.
+    """
+    several = max(1, len(attentions)) * max(1, len(tokens)) > 1
+    by_default = any(spec.name != "full" for text in attentions for spec in named(text))
+    by_default = by_default or any(parse_tokens(text) is not None for text in tokens)
+    shared = True if several and by_default else None
+    return {**opening, "readout": shared if opening.get("readout") is None else opening["readout"]}
 
 
 def random_weights(model: str | Path, *, weights: str | Path | None = None, pretrained: bool = False) -> bool:

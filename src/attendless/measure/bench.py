@@ -22,6 +22,8 @@ from torch import nn
 
 from ..attention import Attention, Macs
 from ..backbones import is_backbone
+from ..backbones.class_token_tail import READOUT
+from ..convert.source import comparable
 from ..integrations.slot import exchangeable
 from ..sizes import input_size, model_name, parse_size
 from .amdahl import time_share
@@ -120,6 +122,7 @@ def bench_rows(
     `open_model`.
 
     The variants of one size are timed together, against one baseline, and their rows come as soon as they are known.
+    All variants have a class-token-only last layer, or none has (`comparable`); the baseline has none.
     Attentions that end in the same model, because their layers kept full attention, are one variant. Without attentions
     the model is measured as it is, and timm's `VisionTransformer` with `full` in an attendless backbone.
 
@@ -127,12 +130,14 @@ def bench_rows(
     each variant that cannot run in a runtime.
     """
     find_runtimes(runtimes)
+    opening = comparable(opening, attentions, tokens)
     if Path(model).is_file():
         opening |= {"below_breakeven": "keep"}
+    as_given = {name: value for name, value in opening.items() if name != READOUT}
     waiting: list[Timed] = []
     with _threads(how.threads):
         for size in sizes or (None,):
-            given = named(model, size=size, **opening)
+            given = named(model, size=size, **(as_given if attentions or tokens else opening))
             baseline = described(original(given.model)) if converted(given.model) else given
             macs = announced(baseline.model, input_size(baseline.model), how)
             asked = attentions or ((None,) if exchangeable(given.model) else ("full",))

@@ -77,6 +77,7 @@ class Opening:
     attention: str | None = None
     tokens: str | None = None
     predictor: str | None = None
+    readout: bool | None = None
     crop_pct: float | None = None
     features: bool = False
     threads: int | None = None
@@ -94,7 +95,7 @@ class Opening:
         return Predictor(runner, features=self.features, random=random)
 
     def _asked(self) -> dict[str, Any]:
-        given = ("weights", "size", "attention", "tokens", "threads", "pretrained", "predictor")
+        given = ("weights", "size", "attention", "tokens", "threads", "pretrained", "predictor", "readout")
         return {name: getattr(self, name) for name in given}
 
     def _open_model(self) -> tuple[Runner, bool]:

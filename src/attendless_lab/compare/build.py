@@ -48,7 +48,7 @@ def _create(setting: Setting, attention: str, classes: int) -> nn.Module:
             raise UserError(f"{setting.model!r} is a file with patches of its own: leave --patch out")
         if model.num_classes != classes:
             model.reset_classifier(classes)
-        return convert(model, attention, below_breakeven="keep")
+        return convert(model, attention, below_breakeven="keep", readout=True)  # for every attention, `full` too
     if not timm.is_model(setting.model):
         raise unknown_model(setting.model)
     arguments: dict[str, Any] = {"num_classes": classes}
@@ -63,4 +63,4 @@ def _create(setting: Setting, attention: str, classes: int) -> nn.Module:
         model = timm.create_model(setting.model, **arguments)
     except TypeError as error:
         raise UserError(f"model {setting.model!r} does not take {', '.join(arguments)}: {error}") from None
-    return convert(model, attention, below_breakeven="keep")
+    return convert(model, attention, below_breakeven="keep", readout=True)

@@ -29,6 +29,7 @@ from ...backbones import (
     Stemmed,
 )
 from ...backbones.class_token_tail import READOUT
+from ...backbones.columnar import replaced_outputs
 from ...errors import UserError, unknown
 from ...sizes import input_size, model_name
 from ..resize import resize
@@ -213,6 +214,11 @@ def blueprint(model: Any) -> Blueprint:
         raise UserError(
             f"this {type(model).__name__} was patched in place, which no file describes: save what attendless.convert "
             "makes of the model as it was before (attendless.unpatch)"
+        )
+    if describes(model) and (names := replaced_outputs(model)):
+        raise UserError(
+            f"this {type(model).__name__} cannot be saved: {' and '.join(names)} was replaced on the instance, which "
+            "no file describes. Delete the attribute, or save the state dict"
         )
     if describes(model):
         description = describe(model)
