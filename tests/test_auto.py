@@ -1,4 +1,4 @@
-"""As users run it: the policy `auto`, with costs measured on this machine, from convert to forward."""
+"""The policy `auto`, which is the users' default, with costs measured on this machine: from `convert` to `forward`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import torch
 
 from attendless import convert, load, save
 from attendless.convert import convert_with_report
-from attendless.sparse import calibration, execution
+from attendless.sparse import calibration, dispatch, execution, native
+from attendless.sparse.backend import every_backend
+from attendless.sparse.calibration import Line
+
+SPECS = ["foveal:keep=0.1", "bigbird:block=2,seed=1", "sparsifiner:keep=0.1,rank=9"]
 
 
 @pytest.fixture(autouse=True)
 def _measured_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Really measured, but small and once: what is found is not judged."""
+    """Costs are really measured, but on small grids and for a short time."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(calibration, "_SIDES", (5, 6))
     monkeypatch.setattr(calibration, "_SECONDS", 0)
+    monkeypatch.setattr(calibration, "_waited", lambda: 0.0)  # lines of a busy machine would not be stored
     calibration.forget()
     with execution("auto"):
         yield
@@ -32,29 +37,56 @@ def model() -> torch.nn.Module:
     return timm.create_model("vit_tiny_patch16_224", **small).eval()
 
 
-@pytest.mark.parametrize("attention", ["foveal:keep=0.1", "bigbird:block=2,seed=1", "sparsifiner:keep=0.1,rank=9"])
-def test_costs_are_measured_when_first_needed_and_decide(
+@pytest.mark.parametrize("attention", SPECS)
+def test_costs_are_measured_when_first_needed_and_stored(attention: str, tmp_path: Path) -> None:
+    ours, report = convert_with_report(model(), attention)
+    (file,) = (tmp_path / "cache" / "attendless").iterdir()
+    assert file.match("costs-*.json")
+    for layer in report.layers:
+        own, full = (float(text.split(" ms")[0].split()[-1]) for text in layer.reason.split("full attention"))
+        assert "estimated on this machine" in layer.reason
+        assert own == full or (layer.attention == "full") == (own > full), "the smaller of two rounded figures decides"
+    stored = file.read_text()
+    calibration.forget()  # as in the next process
+    assert convert(model(), attention).attention == ours.attention
+    assert file.read_text() == stored, "costs are not measured again"
+
+
+@pytest.mark.parametrize("attention", SPECS)
+@pytest.mark.parametrize("full_costs", [0.0, 1.0])
+def test_costs_decide_what_is_converted(attention: str, full_costs: float) -> None:
+    """Full attention at no cost leaves every layer full; at a second per call, every layer is converted."""
+    calibration.measured()
+    calibration.learn(
+        torch.float32, {name: Line(full_costs, 0) for name in calibration.known(torch.float32) if "full" in name}
+    )
+    _, report = convert_with_report(model(), attention)
+    expected = ("converted", attention.partition(":")[0]) if full_costs else ("left full", "full")
+    assert {(layer.decision, layer.attention.partition(":")[0]) for layer in report.layers} == {expected}
+
+
+@pytest.mark.parametrize("attention", SPECS)
+def test_costs_pick_the_backend_and_not_the_function(
     attention: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibration, "_waited", lambda: 0.0)  # on a busy machine they would not be kept
-    assert not list(tmp_path.rglob("costs-*.json"))
-    ours, report = convert_with_report(model(), attention)
-    assert [file.suffix for file in (tmp_path / "cache" / "attendless").iterdir()] == [".json"]
-    assert all("estimated on this machine" in layer.reason for layer in report.layers)
-    for layer in report.layers:
-        assert layer.decision == ("left full" if layer.attention == "full" else "converted")
-    again = convert(model(), attention)
-    assert again.attention == ours.attention, "what was measured is kept"
-
-
-@pytest.mark.parametrize("attention", ["foveal:keep=0.1", "bigbird:block=2,seed=1", "sparsifiner:keep=0.1,rank=9"])
-def test_the_function_is_that_of_any_other_policy(attention: str, tmp_path: Path) -> None:
     images = torch.randn(2, 3, 128, 128)
-    ours = convert(model(), attention, below_breakeven="keep").eval()
-    save(ours, tmp_path / "ours.safetensors")
+    save(convert(model(), attention, below_breakeven="keep"), tmp_path / "ours.safetensors")
     calibration.measured()
-    with torch.no_grad():
-        found = ours(images)
-        for policy in ("off", "torch"):
-            with execution(policy):
-                torch.testing.assert_close(load(tmp_path / "ours.safetensors")(images), found, atol=1e-4, rtol=1e-4)
+    run, outputs = dispatch.run, {}
+    for fast in ("torch", "native") if native.available else ("torch",):
+        used = set()
+        names = {one.name: [] for one in every_backend()}
+        for name in calibration.known(torch.float32):
+            names[name.split()[1]].append(name)
+        lines = {name: Line(0 if backend == fast else 1, 0) for backend, each in names.items() for name in each}
+        calibration.learn(torch.float32, lines)
+        monkeypatch.setattr(
+            dispatch,
+            "run",
+            lambda case, *x, used=used, **y: (used.add(dispatch.choose(case).backend), run(case, *x, **y))[1],
+        )
+        with torch.no_grad():
+            outputs[fast] = load(tmp_path / "ours.safetensors")(images)
+        assert fast in used
+    for found in outputs.values():
+        torch.testing.assert_close(found, outputs["torch"], atol=1e-4, rtol=1e-4)

@@ -216,5 +216,8 @@ def test_best_batch_keeps_within_limit_and_memory() -> None:
     assert best_batch(forward, machine.timer, limit=4)[0] == 4
 
 
-def test_the_cpu_timer_measures_the_wall_clock() -> None:
-    assert 0 <= device_timer("cpu")(lambda: None) < 1
+def test_the_cpu_timer_measures_the_wall_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine()
+    monkeypatch.setattr(clock.time, "perf_counter", lambda: 100 + machine.now)
+    assert device_timer("cpu")(machine.contestant("a", 2.5)) == 2.5
+    assert machine.order == ["a"], "called once"

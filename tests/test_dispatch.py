@@ -79,7 +79,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def named(text: str) -> str:
-    """The name of a cost line, for an operation, an backend and perhaps a word more: `block_native_few`."""
+    """The name of a cost line, for an operation, a backend and perhaps one more word: `block_native_few`."""
     op, name, *more = text.split("_")
     return calibration.line_name(registry.backend(op, name), *more)
 

@@ -50,9 +50,10 @@ def test_a_reducer_keeps_its_contract(spec: str, prefix: int) -> None:
     with torch.no_grad():
         steps = list(model.walk(*model.embed(images)))
         rows = model.costs()
-    assert [step.x.shape[1] for step in steps[:-1]] == [row.grid.tokens for row in rows[1:-1]] or model.blocks[
-        1
-    ].reducer.first
+    left = [step.x.shape[1] for step in steps]  # by the embedding, and by each layer
+    first = [block.reducer is not None and block.reducer.first for block in model.blocks]
+    attended = [left[i + 1] if before else left[i] for i, before in enumerate(first)]
+    assert [row.grid.tokens for row in rows[1:-1]] == attended, "each layer's cost is that of the tokens it attends to"
     assert steps[-1].x.shape[1] == rows[-1].grid.tokens < 64 + prefix, "tokens leave, and the head knows how many"
     grid = steps[-1].context.grid
     assert grid.prefix == prefix

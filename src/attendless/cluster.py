@@ -1,4 +1,4 @@
-"""A Ray cluster for as long as a `with` block: one that runs somewhere, or one started here."""
+"""A Ray cluster inside a `with` block: one that is running, or one started here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .errors import UserError
 
 @contextlib.contextmanager
 def joined(address: str) -> Iterator[Any]:
-    """The module `ray`, joined to the cluster at `address` (`local` starts one here, `auto` joins one that runs)."""
+    """The module `ray`, connected to the cluster at `address` (`local` starts one here, `auto` joins a running one)."""
     try:
         import ray
     except ImportError:
@@ -24,7 +24,7 @@ def joined(address: str) -> Iterator[Any]:
             dashboard = False if address == "local" else None
             ray.init(address=address, include_dashboard=dashboard, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise UserError(f"--ray {address}: no Ray cluster answers there: {error}") from None
+            raise UserError(f"--ray {address}: cannot connect to a Ray cluster: {error}") from None
         try:
             yield ray
         finally:
@@ -33,7 +33,10 @@ def joined(address: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _own_home() -> Iterator[None]:
-    """Ray writes into the home folder and reports its use over the network; here it does neither."""
+    """Keep Ray from writing into the home folder and from reporting usage over the network.
+
+    Inside the `with` block, `HOME` is a temporary folder for the whole process.
+    """
     before = {name: os.environ.get(name) for name in ("HOME", "RAY_USAGE_STATS_ENABLED")}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
         os.environ.update(HOME=home, RAY_USAGE_STATS_ENABLED="0")

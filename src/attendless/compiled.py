@@ -1,8 +1,8 @@
-"""The compiled kernels' module: whether it is there, and which instruction set it uses.
+"""The module of compiled kernels: whether it is available, and which instruction set it uses.
 
-Importing this works without it: `available` and `reason` tell. `ATTENDLESS_NATIVE` in the environment names the
-instruction set to use (see `instruction_sets()`), or `off` to do without. `wide`, which is there for tests, is
-AVX-512's code on AVX2 machines.
+Importing this module does not require the kernels: `available` and `reason` give their state. The environment variable
+`ATTENDLESS_NATIVE` names the instruction set to use (see `instruction_sets()`), or `off` to disable the kernels. The
+instruction set `wide` runs the AVX-512 code on AVX2 machines, for tests.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ available = _native is not None
 
 
 def kernels() -> Any:
-    """The compiled module, or an error that says why there is none."""
+    """The compiled module; raises `UserError` with the reason if it is not available."""
     if _native is None:
         raise UserError(f"the native kernels are not available: {reason}")
     return _native
@@ -62,7 +62,7 @@ def instruction_set() -> str | None:
 
 @contextlib.contextmanager
 def forced(name: str) -> Iterator[None]:
-    """Use one instruction set for a while, in every thread. For tests."""
+    """Use one instruction set inside a `with` block, in every thread of the process. For tests."""
     before = instruction_set()
     try:
         kernels().use_path(name)

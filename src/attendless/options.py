@@ -3,8 +3,8 @@
     full                              a name alone: every option at its default
     bigbird:random=3,window=1         `,` between options, `=` before a value
     evit:keep=0.7,at=3/6/9,fuse       `/` between the items of a list; a bare word is true
-    window/window/full/full           `/` between parts: one per stage of a pyramid, or per layer
-    window:size=7+reduced:ratio=8     `+` alternates layer by layer, beginning anew in each stage or part
+    window/window/full/full           `/` between parts: one per stage of a hierarchical model, or per layer
+    window:size=7+reduced:ratio=8     `+` alternates layer by layer, starting again in each stage or part
     2xfull/10xfoveal:keep=0.1         `NxPART`: the part for N layers (or stages)
 
 Options are a frozen dataclass; the text is parsed by its annotations, and printing gives back the shortest text that
@@ -41,7 +41,7 @@ class Options:
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         own = cls.__dict__.get("__post_init__")
-        if own is not None:  # ranges are checked whether or not it remembers to call ours
+        if own is not None:  # check ranges even if the subclass does not call `super().__post_init__`
 
             @functools.wraps(own)
             def checked(self: Options) -> None:
@@ -90,7 +90,7 @@ class Spec:
 
 
 def parse_options(text: str, kind: type[O], owner: str) -> O:
-    """`"keep=0.1,fuse"` → `kind(keep=0.1, fuse=True)`; `owner` names the mechanism in errors."""
+    """`"keep=0.1,fuse"` → `kind(keep=0.1, fuse=True)`; `owner` names the mechanism in error messages."""
     hints = typing.get_type_hints(kind)
     fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
@@ -137,7 +137,7 @@ def split_parts(text: str, kinds: Mapping[str, type[Options]]) -> list[str]:
     parts: list[str] = []
     for piece in text.strip().split("/"):
         match = _PART.match(split_cycle(piece)[0])
-        # An unknown word right after a complete part is a misspelt name, not an item of a list.
+        # An unknown word after a complete part is a misspelt name, not an item of a list.
         begins = match is not None and (match["name"] in kinds or not parts or "=" not in split_cycle(parts[-1])[-1])
         if begins or not parts:
             parts.append(piece)
@@ -152,7 +152,7 @@ def split_cycle(part: str) -> list[str]:
 
 
 def expand(text: str, count: int, kinds: Mapping[str, type[Options]], unit: str = "layers") -> list[Spec]:
-    """The spec of each of `count` layers: one part serves all, several must add up to `count`."""
+    """The spec of each of `count` layers: one part for all, or several that add up to `count`."""
     runs = _runs(text, kinds)
     if len(runs) == 1 and runs[0][0] is None:
         return _repeat(runs[0][1], count)
@@ -163,7 +163,7 @@ def expand(text: str, count: int, kinds: Mapping[str, type[Options]], unit: str 
 
 
 def expand_stages(text: str, depths: Sequence[int], kinds: Mapping[str, type[Options]]) -> list[list[Spec]]:
-    """The specs of each stage's layers: one part serves all, or there is one per stage, or one per layer."""
+    """The specs of each stage's layers: one part for all, one per stage, or one per layer."""
     runs = _runs(text, kinds)
     if len(runs) == 1 and runs[0][0] is None:
         return [_repeat(runs[0][1], depth) for depth in depths]
@@ -187,7 +187,7 @@ def join(specs: Sequence[Spec]) -> str:
 def join_stages(stages: Sequence[Sequence[Spec]]) -> str:
     """The inverse of `expand_stages`: the shortest of one part for all stages, one per stage and one per layer."""
     longest = max(stages, key=len, default=[])
-    # A stage may be too short to show all of a cycle that the longest one goes through.
+    # A short stage may contain only the start of the cycle of the longest stage.
     if all(list(stage) == list(longest[: len(stage)]) for stage in stages):
         return _cycle(longest)
     by_stage = join_texts([_cycle(stage) for stage in stages])
@@ -196,12 +196,12 @@ def join_stages(stages: Sequence[Sequence[Spec]]) -> str:
 
 
 def named(text: str, kinds: Mapping[str, type[Options]]) -> list[Spec]:
-    """Every spec that a text names, however many layers there may be."""
+    """Every spec in a text, for any number of layers."""
     return list(dict.fromkeys(spec for _, cycle in _runs(text, kinds) for spec in cycle))
 
 
 def _runs(text: str, kinds: Mapping[str, type[Options]]) -> list[tuple[int | None, list[Spec]]]:
-    """Each part's count, None where none is written, and the specs it goes through in turn."""
+    """For each part, its count (None if absent) and the specs of its cycle."""
     runs = []
     for part in split_parts(text, kinds):
         match = _PART.match(split_cycle(part)[0])
@@ -216,7 +216,7 @@ def _repeat(cycle: Sequence[Spec], count: int) -> list[Spec]:
 
 
 def _cycle(specs: Sequence[Spec]) -> str:
-    """The shortest cycle that goes through `specs`."""
+    """The shortest cycle whose repetition gives `specs`."""
     texts = list(map(str, specs))
     period = next((p for p in range(1, len(texts)) if texts[p:] == texts[:-p]), len(texts))
     return "+".join(texts[:period])
@@ -231,7 +231,7 @@ def join_texts(texts: Sequence[str]) -> str:
 
 
 def _value(text: str, hint: Any, where: str) -> Any:
-    """Read `text` as the annotation `hint` says; unions take the first alternative that fits."""
+    """Parse `text` as the type `hint`; unions take the first alternative that fits."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         for alternative in args:

@@ -1,7 +1,7 @@
-"""Users' own files: imported once, remembered and handed to child processes, so that what they register is known there.
+"""Plug-ins: users' files, imported once, recorded, and passed to child processes, which import them again.
 
-A file is remembered when it is loaded by `load_plugin` (`--plugin FILE`), and when something in it registers itself
-(`remember_source`), however it was imported.
+A file is recorded when `load_plugin` loads it (`--plugin FILE`), and when something in it registers itself
+(`remember_source`), however the file was imported.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _loading: list[str] = []
 
 
 def load_plugin(path: str | Path) -> None:
-    """Import a user's Python file, so that what it registers (attentions, backends) can be named."""
+    """Import a user's Python file, so that the attentions and backends it registers can be named."""
     path = Path(path).resolve()
     if not path.is_file():
         raise UserError(f"plugin {str(path)!r} is not a file")
     if str(path) in _sources:
         return
-    # Two files of one name in two folders are two modules.
+    # Files of the same name in different folders need different module names.
     digest = hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()
     module_name = f"attendless_plugin_{path.stem}_{digest}"
     found = importlib.util.spec_from_file_location(module_name, path)
@@ -53,7 +53,7 @@ def load_plugin(path: str | Path) -> None:
 
 
 def enter(table: dict[str, Any], name: str, cls: type, what: str) -> None:
-    """Make a class known under its name; another one of that name is refused, the same defined again is not."""
+    """Register a class under its name. Raises if another class has the name; the same class may be defined again."""
     other = table.get(name)
     if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
         raise UserError(f"{what} {name!r} already exists: {other.__module__}.{other.__qualname__}")
@@ -62,20 +62,20 @@ def enter(table: dict[str, Any], name: str, cls: type, what: str) -> None:
 
 
 def remember_source(thing: type) -> None:
-    """Note the file that defines `thing`, unless it is one of ours: child processes will import it."""
+    """Record the file that defines `thing`, unless it belongs to attendless: child processes import it."""
     path = source_of(thing)
     if path:
         _sources[_as_part_of_a_package(thing.__module__, path) or path] = None
 
 
 def _as_part_of_a_package(module: str, path: str) -> str:
-    """`ROOT::package.module` for a module of a package, which cannot be imported as a file alone; otherwise empty."""
+    """`ROOT::package.module` for a module of a package, which cannot be imported as a single file; otherwise empty."""
     package = getattr(sys.modules[module], "__package__", "") or ""
     return f"{Path(path).parents[package.count('.') + 1]}::{module}" if package and module != package else ""
 
 
 def source_of(thing: type) -> str:
-    """The file outside attendless that defines `thing`; empty for what is ours, or was typed into a console."""
+    """The file that defines `thing`; empty if the file belongs to attendless or `thing` was defined in a console."""
     found = getattr(sys.modules.get(thing.__module__), "__file__", None)
     if not found or not Path(found).is_file():
         return ""
@@ -84,22 +84,22 @@ def source_of(thing: type) -> str:
 
 
 def plugin_files() -> list[str]:
-    """The files a child process must load to know what is known here."""
+    """The files that a child process must load to have the same registrations."""
     return list(_sources)
 
 
 def refuse_while_loading(what: str) -> None:
-    """Raise if a plug-in that is just being imported asks for `what`, which starts processes: each would import the
-    plug-in again, and ask again."""
+    """Raise if a plug-in uses `what`, which starts processes, while it is imported: each process would import the
+    plug-in again, and start processes again."""
     if _loading:
         raise UserError(
-            f"{_loading[-1]} is being imported as a plug-in, and asks for {what}: put what it runs under "
+            f"{_loading[-1]} is being imported as a plug-in and uses {what}: put the code that it runs under "
             "if __name__ == '__main__':"
         )
 
 
 def load_plugins(paths: Iterable[str]) -> None:
-    """Load what `plugin_files` of another process said."""
+    """Load the result of `plugin_files` of another process."""
     for path in paths:
         root, part_of_a_package, module = path.rpartition("::")
         if not part_of_a_package:
@@ -111,6 +111,6 @@ def load_plugins(paths: Iterable[str]) -> None:
 
 
 def import_package(package: ModuleType) -> None:
-    """Import every module of a package, so that adding to it means writing one file."""
+    """Import every module of a package, so that a new module needs no other edit."""
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

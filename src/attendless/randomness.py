@@ -1,8 +1,8 @@
-"""Draws that are a pure function of where they are used.
+"""Random draws as a pure function of a key.
 
 timm's transforms, mixup and PyTorch's layers draw from the global generators of Python, NumPy and PyTorch. `randomness`
-seeds the three from a key, such as (seed, epoch, index), and puts them back afterwards: what is drawn does not depend
-on which worker draws it, on what was drawn before, or on whether the run was interrupted.
+seeds the three generators from a key, such as (seed, epoch, index), and restores them afterwards. The draws do not
+depend on the worker, on earlier draws, or on interruptions of the run.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-#: The first word of every key, so that draws for different ends never coincide.
+#: The first number of every key, so that draws for different purposes are independent.
 PICTURE, ORDER, MIX, DROPOUT, WEIGHTS = range(5)
 
 
 def key(*numbers: int) -> int:
-    """64 well-mixed bits from a tuple of whole numbers, the same on every machine."""
+    """A 64-bit hash of a tuple of integers, the same on every machine."""
     return int.from_bytes(hashlib.blake2b(repr(numbers).encode(), digest_size=8).digest(), "little")
 
 
 @contextlib.contextmanager
 def randomness(*numbers: int) -> Iterator[None]:
-    """Inside, every global generator of the processor starts from the key `numbers`; afterwards all is as before."""
+    """Seed the global CPU generators from the key `numbers` inside a `with` block, then restore them.
+
+    The generators belong to the process, so two threads must not use this at the same time.
+    """
     before = random.getstate(), np.random.get_state(), torch.get_rng_state()
     bits = key(*numbers)
     try:

@@ -1,4 +1,4 @@
-"""Image sizes: as text, as a model states them, and what else a timm model says about the images it takes."""
+"""Image sizes: as text, and as models state them, with the rest of a timm model's image configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 from .errors import UserError
 
 Size = tuple[int, int]
-#: No side is longer than this: a larger number is a slip of the finger, not an image.
+#: The longest side accepted: a larger number is a typing error.
 _LONGEST = 2**16
 
 
@@ -26,15 +26,15 @@ def parse_size(size: int | tuple[int, int] | str) -> Size:
 
 
 def size_text(size: Size) -> str:
-    """The inverse of `parse_size`, as short as can be."""
+    """The inverse of `parse_size`: `S` for squares, otherwise `HxW`."""
     return str(size[0]) if size[0] == size[1] else f"{size[0]}x{size[1]}"
 
 
 def input_size(model: Any) -> Size:
-    """The height and width of the images `model` expects.
+    """The height and width of the images that `model` expects.
 
-    A model that can be told another size keeps it in its patch embedding. One that takes any size keeps there what it
-    was made for, whatever it is used for: its configuration says that.
+    A timm model with `set_input_size` stores its size in the patch embedding. A model that accepts any size stores its
+    default there; for it, the configuration counts.
     """
     found = getattr(getattr(model, "patch_embed", None), "img_size", None)
     theirs = getattr(getattr(model, "config", None), "image_size", None)  # Hugging Face's models
@@ -46,18 +46,18 @@ def input_size(model: Any) -> Size:
 
 
 def channels(model: nn.Module) -> int:
-    """The channels of the images `model` expects."""
+    """The number of channels of the images that `model` expects."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     return first.in_channels if first is not None else 3
 
 
 def model_name(model: Any) -> str:
-    """The name timm built the model by, or its class."""
+    """The timm name of the model, or its class name."""
     return str(image_config(model).get("architecture") or type(model).__name__)
 
 
 def image_config(model: Any) -> dict[str, Any]:
-    """What timm says of a model's images and classifier (`pretrained_cfg`), as a dict of what is said."""
+    """timm's configuration of a model's images and classifier (`pretrained_cfg`), without empty entries."""
     cfg = getattr(model, "pretrained_cfg", None)
     found = cfg if isinstance(cfg, dict) else vars(cfg) if cfg is not None else {}
     return {key: value for key, value in found.items() if value is not None}

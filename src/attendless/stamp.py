@@ -1,4 +1,4 @@
-"""The stamp every measurement carries: which machine, which versions, when. Nothing that names a host or a person."""
+"""The stamp of every measurement: machine, versions and date. It names no host and no person."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _INSTRUCTIONS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx_vn
 
 
 def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The machine, versions and date, for measurements on `device`."""
     device = torch.device(device)
     cpu, flags = _cpu()
     found: dict[str, Any] = {
@@ -41,7 +42,7 @@ def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def stamp_line(found: Mapping[str, Any]) -> str:
-    """One line for the foot of a table."""
+    """The stamp as one line, for the foot of a table."""
     kernels = f"native kernels ({found['native_kernels']})" if found["native_kernels"] else "no native kernels"
     threads = f"{found['threads']} thread{'s' if found['threads'] != 1 else ''} of {found['cores']} cores"
     device = "" if found["device"] == "cpu" else f"{found['device']} · "
@@ -57,7 +58,7 @@ def processor() -> str:
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
-    """The processor's name and the instruction sets the system reports (Linux; elsewhere only the name)."""
+    """The processor's name and the instruction sets that the system reports (on Linux; elsewhere only the name)."""
     name, flags = platform.processor() or platform.machine(), frozenset[str]()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -73,7 +74,7 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def cores() -> int:
-    """The cores this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

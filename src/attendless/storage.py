@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and a digest by which a damaged one is told."""
+"""Atomic file writes, and digests that detect damaged files."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from torch import Tensor
 
 from .errors import UserError
 
-#: Paths that stand for a stream this process already has open, and its number.
+#: Paths that name an open stream of this process, and the number of the stream.
 _STREAM = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
-#: How the Rust under safetensors tells what the system said.
+#: The system error in a message of safetensors.
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept: `$XDG_CACHE_HOME/attendless`."""
+    """The folder of reproducible files: `$XDG_CACHE_HOME/attendless`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attendless"
 
 
 @contextlib.contextmanager
 def atomic(path: str | Path) -> Iterator[Path]:
-    """Give a temporary path to write to; once that has gone well, `path` holds what was written there.
+    """Yield a temporary path to write to. After the `with` block succeeds, `path` has the content written there.
 
-    A file is replaced in one step, so that a reader, or a crash, sees the old content or the new; it keeps its mode. A
-    symbolic link stays, and what it points at is replaced. Into a device, a pipe or an open stream (`/dev/stdout`) the
-    bytes are written. A failure is told under the name of `path`, and leaves no temporary file.
+    A file is replaced in one step: readers see the old content or the new, also after a crash. The file keeps its
+    mode. A symbolic link stays, and its target is replaced. Devices, pipes and open streams (`/dev/stdout`) receive the
+    bytes. Errors name `path`, and no temporary file remains.
     """
     temporary = None
     try:
@@ -63,13 +63,13 @@ def atomic(path: str | Path) -> Iterator[Path]:
 
 
 def stream(path: str | Path) -> int | None:
-    """The number of the open stream that `path` stands for: 1 for `/dev/stdout`, N for `/dev/fd/N`; else None."""
+    """The number of the open stream that `path` names: 1 for `/dev/stdout`, N for `/dev/fd/N`; else None."""
     found = _STREAM.fullmatch(str(path))
     return found and int(found["number"] or ("stdout", "stderr").index(found["name"]) + 1)
 
 
 def _takes_bytes(path: str | Path) -> bool:
-    """Whether `path` is an open stream, a device or a pipe, which nothing can take the place of."""
+    """Whether `path` is an open stream, a device or a pipe, which cannot be replaced."""
     if stream(path) is not None:
         return True
     try:
@@ -90,7 +90,7 @@ def _pour(source: Path, place: str | Path) -> None:
     number = stream(place)
     if number is None:
         handle = os.open(place, os.O_WRONLY)
-    else:  # the stream itself, not the file behind it opened anew: it goes on where others have written
+    else:  # duplicate the stream: opening its file again would start at the beginning
         sys.stdout.flush()
         handle = os.dup(number)
     with open(handle, "wb") as sink, open(source, "rb") as file:
@@ -98,11 +98,11 @@ def _pour(source: Path, place: str | Path) -> None:
 
 
 def _about(error: Exception, path: str | Path, temporary: Path | None) -> Exception:
-    """A failure to write, told of the file that was meant. Other errors stay what they are."""
+    """A write error that names `path` instead of the temporary file. Other errors are returned unchanged."""
     told = _SYSTEM_ERROR.search(str(error))
     number = error.errno if isinstance(error, OSError) else int(told[1]) if told else None
     ours = temporary is None or getattr(error, "filename", None) in (None, str(temporary))
-    # Whoever read from a pipe and left knows that; it is not this file's failure.
+    # A broken pipe is the reader's choice, not a failure of this file.
     if number is None or not ours or isinstance(error, BrokenPipeError):
         return error
     return OSError(number, os.strerror(number), str(path))
@@ -121,13 +121,13 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
 
 
 def write_described(path: str | Path, kind: str, text: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors with a text that describes them, under the name of their kind, and a digest of both."""
+    """Write tensors with a text that describes them, stored under the key `kind`, and a digest of both."""
     with atomic(path) as temporary:
         save_file(dict(tensors), temporary, metadata={kind: text, "digest": digest(text, tensors)})
 
 
 def metadata(path: str | Path) -> dict[str, str]:
-    """What a safetensors file says of itself; nothing if it is not one."""
+    """The metadata of a safetensors file; empty for other files."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}
@@ -136,8 +136,8 @@ def metadata(path: str | Path) -> dict[str, str]:
 
 
 def read_described(path: str | Path, kind: str, otherwise: str) -> tuple[str, dict[str, Tensor]]:
-    """The text and the tensors that `write_described` wrote. Of a sound safetensors file of another kind the error says
-    `otherwise`."""
+    """The text and the tensors that `write_described` wrote. For an intact safetensors file of another kind, the error
+    message is `otherwise`."""
     if not Path(path).is_file():
         raise UserError(f"{str(path)!r}: no such file")
     try:
@@ -155,17 +155,17 @@ def read_described(path: str | Path, kind: str, otherwise: str) -> tuple[str, di
 
 
 def _unreadable(path: str | Path) -> str:
-    """What a file is that is no safetensors file at all, if that is plain."""
+    """A description of a file that is not a safetensors file, if its first bytes identify it."""
     with open(path, "rb") as file:
         start = file.read(8)
     bare = start[:1] == b"\x80" and any(start[3:])  # a safetensors file begins with the length of its header
     if start.startswith(b"PK\x03\x04") or bare:
-        return "is a PyTorch checkpoint, which does not say of which model: name that, and give this as its weights"
+        return "is a PyTorch checkpoint, which does not name its model: name the model, and give this as its weights"
     return ""
 
 
 def sync(path: Path) -> None:
-    """Have what was written to a file, or which files are in a folder, on disk."""
+    """Flush a file, or the entries of a folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -174,7 +174,7 @@ def sync(path: Path) -> None:
 
 
 def _umask() -> int:
-    """The process's file mode mask, which can only be read by setting it."""
+    """The file mode mask of the process. It can only be read by setting it, so other threads see 0o022 briefly."""
     mask = os.umask(0o022)
     os.umask(mask)
     return mask

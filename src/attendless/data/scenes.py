@@ -128,7 +128,7 @@ def _paint(canvas: np.ndarray, cell: tuple[int, ...], cells: int, shape: str, co
     canvas[top:bottom, left:right][_mask(shape, bottom - top, right - left, grain)] = colour
 
 
-@functools.cache
+@functools.lru_cache(maxsize=256)
 def _mask(shape: str, height: int, width: int, grain: float) -> np.ndarray:
     """Which pixels of its box a shape covers, [height, width]."""
     y = ((np.arange(height) + 0.5) / height * 2 - 1)[:, None]

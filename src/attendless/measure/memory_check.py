@@ -1,8 +1,8 @@
-"""Whether a batch fits into memory, told before it is tried: a process that takes too much is ended without a word.
+"""Check whether a batch fits into memory before it runs: the system kills a process that takes too much.
 
-By formula, from the shapes of the layers: one image takes its pixels and, at the widest layer, the tokens that enter
-and leave its linear maps beside the residual stream. An attention that holds more than full attention does is not
-foreseen here; for that one the process that measures memory goes first.
+The estimate is a formula of the layers' shapes. One image takes its pixels and, at the widest layer, the input and
+output of the linear layers beside the residual stream. An attention that takes more memory than full attention is not
+covered; for these, the child process that measures memory runs first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .memory import available
 
 
 def stand_in(model: nn.Module) -> Any:
-    """A model of the same shapes whose layers can be counted, without memory for weights; None if there is none."""
+    """A model of the same shapes on the meta device, whose layers can be counted; None if there is none."""
     if is_backbone(model):
         return model
     if not describes(model):
@@ -36,7 +36,7 @@ def stand_in(model: nn.Module) -> Any:
 
 
 def bytes_per_image(model: nn.Module, size: tuple[int, int]) -> int:
-    """What one image of `size` takes in a forward without gradients, at least; weights do not count."""
+    """A lower bound of the bytes that one image takes in a forward pass without gradients; weights do not count."""
     counted = model if exchangeable(model) else stand_in(model)
     widest = 0
     for slot in find_slots(counted) if counted is not None else ():
@@ -47,7 +47,7 @@ def bytes_per_image(model: nn.Module, size: tuple[int, int]) -> int:
 
 
 def check_room(model: nn.Module, size: tuple[int, int], batch: int, left: int | None = None) -> None:
-    """Raise unless a batch fits into the `left` bytes (default: what the system has; an accelerator knows its own)."""
+    """Raise unless a batch fits into `left` bytes (default: the free memory of the system). CPU only."""
     left = available() if left is None else left
     if left is None or next(model.parameters()).device.type != "cpu":
         return
@@ -61,7 +61,7 @@ def check_room(model: nn.Module, size: tuple[int, int], batch: int, left: int | 
 
 @contextlib.contextmanager
 def told_if_full(size: tuple[int, int], batch: int) -> Iterator[None]:
-    """Whatever an allocator says when memory is full becomes one line."""
+    """Turn out-of-memory errors of any allocator into a `UserError` of one line."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

@@ -1,22 +1,22 @@
-"""Backends: the ways to compute an operation, each registered where it is written.
+"""Backends: the implementations of each operation, registered where they are defined.
 
 An *operation* is a function with a name: `full`, `remaining`, `foveal`, `block`, `gather`, `sparsifiner`, `merge`
-(see `operations`). An *backend* computes one of them in one way: by plain PyTorch, by the compiled kernels, by
-FlexAttention, by a user's own code. All backends of an operation compute the same function: which one runs
-(`dispatch`) is a matter of speed alone.
+(see `operations`). A *backend* implements one operation: in plain PyTorch, with the compiled kernels, with
+FlexAttention, or in a user's own code. All backends of an operation compute the same function; the choice between them
+(`dispatch`) affects speed only.
 
-A new one is a file of its own, here or in a user's plug-in, and no edit elsewhere:
+To add a backend, write one file, here or in a plug-in. No other file changes:
 
     @register_backend
     class Mine(Backend):
-        op, name, about = "gather", "mine", "what it does, in a few words"
+        op, name, about = "gather", "mine", "a short description"
 
-        def refuses(self, case): ...                    # why it cannot compute this call, or ""
-        def macs(self, case): ...                       # what it executes
+        def refuses(self, case): ...                    # the reason why it cannot compute this call, or ""
+        def macs(self, case): ...                       # the multiply-accumulates it executes
         def run(self, case, q, k, v, indices, counts, *, scale, key_bias): ...
 
-An backend that chooses keys in a step of its own calls that step `select`: the layer view of `bench` times it apart.
-What it costs on this machine is found out by running it (`probe`), so nothing about speed has to be written down.
+A backend that selects keys in a separate step calls this step `select`: the layer view of `bench` times it separately.
+The cost of a backend on this machine is measured (`probe`), so a backend states nothing about its speed.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ from ..plugins import remember_source
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A call of an operation in plain values: all that decides who can compute it, and at what cost.
+    """A call of an operation in plain values: everything that decides which backends can compute it, and their cost.
 
-    `plan` is what the operation itself knows beforehand, such as a `foveal.Layout`; it can be hashed, and has `tokens`.
+    `plan` holds what the operation knows before it sees tensors, such as a `foveal.Layout`. It is hashable and has the
+    attribute `tokens`.
     """
 
     op: str
@@ -50,27 +51,27 @@ class Case:
 
     @property
     def dim(self) -> int:
-        """Channels of all heads."""
+        """Channels of all heads together."""
         return self.heads * self.width
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Who computes an operation, and why. It never changes what is computed."""
+    """The backend that computes an operation, and the reason for the choice."""
 
     backend: str
     reason: str
 
 
 class Sample(NamedTuple):
-    """A typical call, for measuring: `call(run)` makes it by an backend's `run`."""
+    """A typical call, used to measure costs: `call(run)` makes the call with a backend's `run`."""
 
     case: Case
     call: Callable[[Callable[..., Any]], object]
 
 
 class Probe(NamedTuple):
-    """A call to be timed: the cost line it is a point of, the multiply-accumulates executed, the call itself."""
+    """A call to time: the name of its cost line, the multiply-accumulates executed, and the call itself."""
 
     line: str
     macs: int
@@ -78,35 +79,35 @@ class Probe(NamedTuple):
 
 
 class Backend:
-    """One way to compute one operation."""
+    """One implementation of one operation."""
 
     op: ClassVar[str]
     name: ClassVar[str]
-    #: What it does, in a few words.
+    #: A short description.
     about: ClassVar[str]
-    #: Where nothing was measured, the backend of the highest standing that can compute a call does.
+    #: Without measured costs, the backend of the highest standing that can compute a call is chosen.
     standing: ClassVar[int] = 0
-    #: The devices it is for; none named: all.
+    #: The devices it supports; empty means all.
     devices: ClassVar[tuple[str, ...]] = ()
 
     def refuses(self, case: Case) -> str:
-        """Why it cannot compute this call (shape, type, dropout, …); empty if it can."""
+        """The reason why it cannot compute this call (shape, type, dropout, …); empty if it can."""
         return ""
 
     def macs(self, case: Case) -> int:
-        """Multiply-accumulates it executes for the call, all images and heads together."""
+        """Multiply-accumulates that it executes for the call, over all images and heads."""
         raise NotImplementedError(f"{type(self).__name__} does not define macs")
 
     def run(self, case: Case, *tensors: Any, **more: Any) -> Any:
-        """Compute the operation: a tensor, or whatever else it gives."""
+        """Compute the operation and return its result."""
         raise NotImplementedError(f"{type(self).__name__} does not define run")
 
     def line(self, case: Case) -> str:
-        """Which of its cost lines the call lies on, if it has several."""
+        """The name of the cost line that the call belongs to, for a backend with several lines."""
         return ""
 
     def probe(self, samples: Iterable[Sample]) -> Iterator[Probe]:
-        """The calls that measure its cost: of an operation's samples the first on each line that it does not refuse."""
+        """The calls that measure its cost: for each cost line, the first of the operation's samples it can compute."""
         seen = set()
         for sample in samples:
             line = self.line(sample.case)
@@ -115,19 +116,20 @@ class Backend:
                 yield Probe(line, self.macs(sample.case), partial(sample.call, partial(self.run, sample.case)))
 
     def serves(self, device: str) -> bool:
+        """Whether it supports a device."""
         return not self.devices or device in self.devices
 
 
-#: Typical calls of an operation on a grid of side × side, in a type: what backends are measured by.
+#: Makes typical calls of an operation on a grid of side × side in one dtype; backends are measured on them.
 Samples = Callable[[int, torch.dtype], Iterable[Sample]]
 _SAMPLES: dict[str, Samples] = {}
 _BACKENDS: dict[str, dict[str, Backend]] = {}
 _registrations = 0
-E = TypeVar("E", bound=type[Backend])
+BackendType = TypeVar("BackendType", bound=type[Backend])
 
 
-def register_backend(cls: E) -> E:
-    """Class decorator: make an backend known under its `op` and `name`."""
+def register_backend(cls: BackendType) -> BackendType:
+    """Class decorator: register a backend under its `op` and `name`."""
     global _registrations
     op, name = getattr(cls, "op", None), getattr(cls, "name", None)
     if not (isinstance(op, str) and isinstance(name, str) and name.isidentifier()) or name in ("auto", "off"):
@@ -144,12 +146,12 @@ def register_backend(cls: E) -> E:
 
 
 def backends(op: str) -> list[Backend]:
-    """Every backend of an operation, that of the highest standing first."""
+    """Every backend of an operation, in descending order of standing."""
     return list(_BACKENDS.get(op, {}).values())
 
 
 def registrations() -> int:
-    """How often an backend was registered: another number means that an answer may have changed."""
+    """The number of registrations so far. Caches of choices use it as a key."""
     return _registrations
 
 
@@ -167,7 +169,7 @@ def every_backend() -> list[Backend]:
 
 
 def sampled(op: str) -> Callable[[Samples], Samples]:
-    """Decorator of the function that makes an operation's samples."""
+    """Decorator: register the function that makes an operation's samples."""
 
     def note(make: Samples) -> Samples:
         _SAMPLES[op] = make

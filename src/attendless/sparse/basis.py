@@ -1,13 +1,13 @@
-"""A few averages that stand for all tokens: pooled cells of the grid, and the smooth bumps they spread back over.
+"""A few averages that represent all tokens: pooled cells of the grid, and smooth bumps that spread them back.
 
     down [R, N]   each row averages the keys of one cell; a prefix token is a cell of its own
     up   [R, N]   each row says how much a token belongs to one cell: a bump around it, fading into its neighbours
 
-Both are where learned low-rank attention starts from: untrained, `softmax(q (down k)ᵀ) up` already is a blurred
-attention map. `Rest` is what such averages are used for when a query looks at a few keys only: learned ones would serve
-worse, since what tells keys apart is not what stands for them.
+Both initialise learned low-rank attention: without training, `softmax(q (down k)ᵀ) up` is a blurred attention map.
+`Rest` uses such averages for the keys that a query did not choose. Learned averages would be worse there: they are
+trained to tell keys apart, not to represent them.
 
-R averages do not have to fill a rectangle: the grid is cut into bands of rows, and each band into its share of cells.
+R averages need not form a rectangle: the grid is cut into bands of rows, and each band into its share of cells.
 
 Shapes: B batch · H heads · N tokens, prefix first · R averages · D head width.
 """
@@ -23,12 +23,12 @@ from torch.nn import functional as F
 
 from ..errors import UserError
 
-#: Patches of the grid at which weights and thresholds have the size they are told in: 224 px in patches of 16.
+#: The number of patches for which weights and thresholds are stated: 224 px in patches of 16.
 _PATCHES = 14 * 14
 
 
 def cells(height: int, width: int, count: int) -> list[int]:
-    """Cut a grid into `count` cells as square as can be: which cell each patch is in, row by row."""
+    """Cut a grid into `count` cells, as square as possible: the cell of each patch, row by row."""
     if not 0 < count <= height * width:
         raise UserError(f"a grid of {height}x{width} patches cannot be cut into {count} cells")
     bands = min(height, count, max(1, round((count * height / width) ** 0.5)))
@@ -42,8 +42,9 @@ def cells(height: int, width: int, count: int) -> list[int]:
 
 
 def pooling(height: int, width: int, prefix: int, rank: int) -> tuple[Tensor, Tensor]:
-    """`down` and `up` of `rank` averages, both [R, N]. Of a patch, all of `up` sums to the mean share of a cell; above
-    14 × 14 patches to what that is there, as if resampled, so that what counts as zero is the same on every grid."""
+    """`down` and `up` of `rank` averages, both [R, N]. The column of a patch in `up` sums to the mean share of a cell.
+    Above 14 × 14 patches it sums to the share on 14 × 14, as after `resample`: a threshold means the same on every
+    grid."""
     if rank <= prefix:
         raise UserError(f"rank={rank} is too small: each of the {prefix} prefix tokens needs one, and the patches some")
     count = rank - prefix
@@ -60,14 +61,14 @@ def pooling(height: int, width: int, prefix: int, rank: int) -> tuple[Tensor, Te
 
 
 def density(patches: int) -> float:
-    """How much each of many patches counts for: a map over more of them has smaller numbers, `up` has not."""
+    """The scale of an attention map relative to 14 × 14 patches: a map over more patches has smaller values."""
     return min(1.0, _PATCHES / patches)
 
 
 def resample(rows: Tensor, old: tuple[int, int], new: tuple[int, int], *, keep_sums: bool) -> Tensor:
-    """Rows [R, N] over the tokens of one grid → over those of another, each as an image; the prefix stays as it is.
+    """Resample rows [R, N] over the tokens of one grid to those of another, each row as an image. The prefix is copied.
 
-    A row that averages keeps its sum; one that tells how much a token belongs keeps its values.
+    Rows that average keep their sum (`keep_sums`); rows of weights keep their values.
     """
     if old == new:
         return rows
@@ -82,29 +83,29 @@ def resample(rows: Tensor, old: tuple[int, int], new: tuple[int, int], *, keep_s
 
 @dataclasses.dataclass(frozen=True)
 class Rest:
-    """What stands for the keys a query did not choose: R averages, each as heavy as the tokens it stands for.
+    """The keys that a query did not choose, as R averages, each weighted by the number of tokens it represents.
 
-    `average` [R, N] gives their keys and values, `share` [N, R] how many tokens of what each token stands for are an
-    average's; both [B, 1, …] where every image has its own.
+    `average` [R, N] gives the averages of keys and values; `share` [N, R] gives the number of tokens that each token
+    adds to each average. Both are [B, 1, …] if every image has its own.
     """
 
     average: Tensor
     share: Tensor
 
     def mass(self, chosen: Tensor) -> Tensor:
-        """Tokens each average still stands for, once the chosen ones stand for themselves: [B, H, N, R]."""
+        """The number of tokens that each average represents without the chosen tokens: [B, H, N, R]."""
         whole = self.share.sum(-2, keepdim=True)
         left = whole - chosen.to(self.share.dtype) @ self.share
         return left.where(left > 1e-4 * whole, 0)
 
     def tail(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
-        """As the kernel reads it: every query's scores of the averages [B, H, N, R], their values, and the shares."""
+        """The input of the kernel: the scores of the averages for every query [B, H, N, R], their values, shares."""
         return scale * q @ (self.average @ k).transpose(-2, -1), self.average @ v, self.share
 
 
 def rest(height: int, width: int, prefix: int, rank: int, like: Tensor) -> Rest:
-    """Averages over the cells of a grid, with the type and device of a tensor."""
-    made = _rest if torch.compiler.is_compiling() else _kept
+    """Averages over the cells of a grid, with the dtype and device of a tensor."""
+    made = _rest if torch.compiler.is_compiling() else _cached
     found = made(height, width, prefix, rank)
     return Rest(found.average.to(like), found.share.to(like))
 
@@ -115,7 +116,7 @@ def _rest(height: int, width: int, prefix: int, rank: int) -> Rest:
 
 
 @lru_cache(maxsize=64)
-def _kept(height: int, width: int, prefix: int, rank: int) -> Rest:
-    # Whoever asks first may be evaluating, or building a model without memory: what is kept serves others too.
+def _cached(height: int, width: int, prefix: int, rank: int) -> Rest:
+    # The first call may run in inference mode or under the meta device; the cached tensors must serve every call.
     with torch.inference_mode(False), torch.device("cpu"):
         return _rest(height, width, prefix, rank)

@@ -1,8 +1,8 @@
-"""Attention that computes only what a block pattern lets be seen. No N × N product, mask or map is ever made.
+"""Attention that computes only the pairs of a block pattern, without any N × N product, mask or map.
 
-A query that sees everything attends in one dense product with all the keys. Every other block of queries gathers the
-keys it sees, and a softmax runs over those alone. Blocks with about as many keys share a batched product; a shorter
-list is padded to the longest and the padding masked, so it is never attended. A query that sees nothing gets zeros.
+Queries that see every key share one product with all keys. Every other block of queries gathers the keys it sees, and
+the softmax runs over these keys. Blocks with similar numbers of keys share a batched product: shorter lists are padded,
+and the padding is masked. A query that sees no key gets zeros.
 
 Shapes: B batch · H heads · N tokens · D head width · R rows (a row is one block of queries in one head) · a queries in
 a row · m keys in a row.
@@ -30,23 +30,23 @@ _GATHERED = 4096
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bucket:
-    """Rows with about as many keys, the longest first. Tokens are numbered head · N + token."""
+    """Rows with similar numbers of keys, the longest first. Tokens are numbered head · N + token."""
 
     queries: Tensor  # int64 [R, a]
     keys: Tensor  # int64 [R, m]
-    real: Tensor  # bool [R, m]: which keys are no padding
-    lengths: tuple[int, ...]  # how many are, per row
+    real: Tensor  # bool [R, m]: which keys are not padding
+    lengths: tuple[int, ...]  # the number of real keys of each row
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-    """How to execute a pattern: what is gathered, and where each result goes."""
+    """How to execute a pattern: what to gather, and where each result goes."""
 
-    everything: Tensor  # int64 [n]: the tokens that see every token, in all heads
+    everything: Tensor  # int64 [n]: the tokens that see every token in all heads
     buckets: tuple[Bucket, ...]
-    back: Tensor  # int64 [H · N]: where each token's result lies among those of `everything`, the buckets and a zero
-    lists: tuple[Tensor, ...]  # what the native kernel reads, see `ops.block_lists`
-    edges: int  # pairs of a query and a key, over all heads
+    back: Tensor  # int64 [H · N]: the index of each token's result among those of `everything`, the buckets and a zero
+    lists: tuple[Tensor, ...]  # the input of the native kernel, see `ops.block_arrays`
+    edges: int  # number of pairs of a query and a visible key, over all heads
 
     @property
     def tokens(self) -> int:
@@ -54,7 +54,7 @@ class Plan:
 
     @property
     def block(self) -> float:
-        """Queries in a block, on average: so many share their keys."""
+        """The average number of queries in a block, which share their keys."""
         return self.tokens / (len(self.lists[0]) - 1)
 
     @property
@@ -65,12 +65,12 @@ class Plan:
 
 @lru_cache(maxsize=256)
 def plan(pattern: Pattern, heads: int) -> Plan:
-    """The plan of a pattern, made once."""
+    """The plan of a pattern, cached."""
     return fresh_plan(pattern, heads)
 
 
 def fresh_plan(pattern: Pattern, heads: int) -> Plan:
-    """For a compiler: a plan that was kept, made while one traced, could hold its fakes."""
+    """An uncached plan, for compilers: a plan that was cached while tracing could hold fake tensors."""
     everything, buckets, back = _plan(pattern, heads)
     lists, edges = _listed(pattern, heads)
     return Plan(
@@ -115,7 +115,7 @@ def _plan(pattern: Pattern, heads: int) -> tuple[np.ndarray, list[tuple], np.nda
 
 
 def _cuts(lengths: np.ndarray) -> list[int]:
-    """Where lengths, longest first, become much shorter than the first of their group."""
+    """Where a list of descending lengths is split, so that the lengths in each group are similar."""
     cuts, longest = [], lengths[0]
     for number, length in enumerate(lengths):
         if length < _ALIKE * longest:
@@ -133,14 +133,14 @@ def _pad(lists: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def large_products(q: Tensor) -> bool:
-    """Whether to compute everything at once: a GPU prefers that, and a compiler would unroll any loop."""
+    """Whether to compute everything at once: faster on a GPU, and a compiler would unroll a loop."""
     return q.device.type != "cpu" or torch.compiler.is_compiling()
 
 
 def few_at_a_time(
     run: Callable[[Tensor, Tensor, Tensor], Tensor], images: int, q: Tensor, k: Tensor, v: Tensor
 ) -> Tensor:
-    """`run(q, k, v)`; on a CPU for few images at a time, so that what it makes on the way stays in the cache."""
+    """`run(q, k, v)`; on a CPU, `images` images at a time, so that intermediate results stay in the cache."""
     if large_products(q) or images >= len(q):
         return run(q, k, v)
     parts = zip(*(x.split(max(1, images)) for x in (q, k, v)), strict=True)
@@ -148,12 +148,12 @@ def few_at_a_time(
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
-    """q, k [B, H, N, D] and v [B, H, N, ·] → [B, H, N, ·]: each query attends to the keys its pattern shows it."""
+    """q, k [B, H, N, D] and v [B, H, N, ·] → [B, H, N, ·]: each query attends to the keys that the pattern allows."""
     if len(plan.everything) == q.shape[2]:
         return fused.attend(q, k, v, scale=scale, dropout=dropout)
     at_once = _GATHERED
     if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
-        # The gradient of a gather is as large as all there was to gather from: no more of them than pay.
+        # The gradient of a gather is as large as its whole source, so gather more at a time.
         at_once = max(_GATHERED, q.shape[1] * q.shape[2])
     run = partial(_gather_and_attend, plan=plan, scale=scale, dropout=dropout, at_once=at_once)
     gathered = sum(bucket.keys.numel() for bucket in plan.buckets)

@@ -1,13 +1,13 @@
-"""What each backend costs on this machine: seconds = overhead + multiply-accumulates · rate.
+"""The cost of each backend on this machine: seconds = overhead + multiply-accumulates · rate.
 
-A few sizes of each operation take turns for a few seconds, the quickest of each counts, and a line is fitted through
-them. That is done once for a machine, a number of threads, a version of PyTorch and a type of number, and kept as a
-small JSON file in the user's cache folder (`$XDG_CACHE_HOME/attendless`). An backend that came later is measured when
-it is first asked about. A file that is damaged is made again; a folder that cannot be written to costs no more than
-measuring again in the next process. What was measured while other programs held the processors serves this process,
-which says so, and is not kept.
+Each operation is timed at a few sizes, interleaved, for a few seconds. The fastest call at each size counts, and a line
+is fitted through these points. This is done once per machine, number of threads, PyTorch version and dtype. The lines
+are stored as a small JSON file in the user's cache folder (`$XDG_CACHE_HOME/attendless`). A backend that is registered
+later is measured when its cost is first requested. A damaged file is written again. If the folder is not writable, the
+next process measures again. Lines measured while other programs used the processors serve this process only, and
+reports say that the machine was busy.
 
-The lines are for estimates: which of two is quicker, and about how long. `bench` measures.
+The lines give estimates: which of two backends is faster, and by about how much. For exact figures use `bench`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -31,20 +32,14 @@ from .. import compiled
 from ..plugins import source_of
 from ..stamp import processor
 from ..storage import atomic, cache_folder
-from .backend import (
-    Backend,
-    Case,
-    Probe,
-    every_backend,
-    samples,
-)
+from .backend import Backend, Case, Probe, every_backend, samples
 
 _VERSION = 9
 #: Sides of the square grids measured.
 _SIDES = (5, 14, 24, 32)
-#: Every size has at least this many turns, and more until the seconds are over.
+#: Every size is timed at least this often, and more often until the seconds are over.
 _TURNS, _SECONDS = 5, 3.0
-#: A call that takes longer than this, in seconds, is timed twice: beside it, what disturbs is small.
+#: A call longer than this, in seconds, is timed only twice: disturbances are small in comparison.
 _SLOW = 0.02
 #: A call that waited for a processor for more than this share of its time was disturbed.
 _WAITED = 0.1
@@ -61,24 +56,26 @@ class Line(NamedTuple):
 
 
 Lines = Mapping[str, Line]
-#: Marks lines that are not to be kept beyond this process.
+#: Marks lines that are not written to the file.
 _UNSAVED = "unsaved-"
-#: The lines of each machine and number of threads, by type and by name. They only ever grow.
+#: The lines of each machine and number of threads, by dtype and by name.
 _known: dict[str, dict[str, dict[str, Line]]] = {}
 _tried: set[tuple[str, torch.dtype, str]] = set()
-#: The machines and numbers of threads whose lines were disturbed.
+#: The machines and numbers of threads whose lines were measured on a busy machine.
 _disturbed: set[str] = set()
 _edition = 0
+#: Held while the values above change, and while costs are measured: two threads would disturb each other.
+_lock = threading.RLock()
 
 
 def edition() -> int:
-    """A number that is another one whenever there is something new to know."""
+    """Version counter of the known costs; increases whenever they change."""
     _lines()
     return _edition
 
 
 def seconds(backend: Backend, case: Case) -> float | None:
-    """What a call should take on the present number of threads; None if that is not known. It never measures."""
+    """The estimated seconds of a call on the present number of threads; None if unknown. Never measures."""
     if case.device != "cpu":
         return None
     line = known(case.dtype).get(line_name(backend, backend.line(case)))
@@ -86,15 +83,20 @@ def seconds(backend: Backend, case: Case) -> float | None:
 
 
 def known(dtype: torch.dtype) -> Lines:
-    """The lines for the present number of threads, as far as they were ever measured here."""
+    """The lines known for the present number of threads."""
     return _lines().get(_type(dtype), {})
 
 
 def measured(dtype: torch.dtype = torch.float32) -> Lines:
-    """The lines of every backend for the present number of threads; those missing are measured now, in seconds."""
+    """The lines of every backend for the present number of threads. Missing lines are measured, in seconds."""
+    with _lock:
+        return _measured(dtype)
+
+
+def _measured(dtype: torch.dtype) -> Lines:
     every = {(_key(), dtype, line_name(one)): one for one in every_backend() if one.serves("cpu")}
     missing = {what: one for what, one in every.items() if what not in _tried and not _has(one, dtype)}
-    _tried.update(missing)  # one that refuses all there is to try has no cost, however often it is asked
+    _tried.update(missing)  # a backend that refuses every sample has no cost: do not try it again
     if missing and (dtype is torch.float32 or survives(dtype)):
         lines, calm = _measure(list(missing.values()), dtype)
         learn(dtype, lines)
@@ -107,29 +109,31 @@ def measured(dtype: torch.dtype = torch.float32) -> Lines:
 
 
 def disturbed() -> bool:
-    """Whether what is known for the present number of threads was measured while other programs held the processors."""
+    """Whether the lines for the present number of threads were measured on a busy machine."""
     return _key() in _disturbed
 
 
 def learn(dtype: torch.dtype, lines: Lines) -> None:
-    """Take these lines for known."""
+    """Add lines to those known, in this process."""
     global _edition
-    _lines().setdefault(_type(dtype), {}).update(lines)
-    _edition += 1
+    with _lock:
+        _lines().setdefault(_type(dtype), {}).update(lines)
+        _edition += 1
 
 
 def forget() -> None:
-    """Know nothing but what the file says."""
+    """Drop the lines of this process; the next request reads the file again."""
     global _edition
-    _known.clear()
-    _tried.clear()
-    _disturbed.clear()
-    _edition += 1
+    with _lock:
+        _known.clear()
+        _tried.clear()
+        _disturbed.clear()
+        _edition += 1
 
 
 @contextlib.contextmanager
 def assumed(lines: Lines, *dtypes: torch.dtype) -> Iterator[None]:
-    """For a while these lines, made up, are all that is known on the present number of threads. For tests."""
+    """Inside a `with` block, these invented lines are all that is known, in every thread. For tests."""
     global _edition
     before = dict(_known)
     _known.clear()
@@ -144,8 +148,11 @@ def assumed(lines: Lines, *dtypes: torch.dtype) -> Iterator[None]:
 
 
 def line_name(backend: Backend, line: str = "") -> str:
-    """`foveal native few`; with a digest of its file if it is a user's own, which may have been edited since. What was
-    typed into a console has no file: its lines are this process's, and of this definition."""
+    """The name of a cost line, such as `foveal native few`.
+
+    For a user's backend it contains a digest of the source file, so that an edited backend is measured again. A backend
+    that was defined in a console has no file: its lines are not stored.
+    """
     source, ours = source_of(type(backend)), type(backend).__module__.startswith("attendless.")
     whose = "" if ours else _edited(source) if source else f"{_UNSAVED}{id(type(backend))}"
     return " ".join(filter(None, (backend.op, backend.name, whose, line)))
@@ -169,7 +176,7 @@ def _type(dtype: torch.dtype) -> str:
 
 
 def _measure(backends: Sequence[Backend], dtype: torch.dtype) -> tuple[dict[str, Line], bool]:
-    """The lines, and whether no other program held the processors at every attempt to measure one of them."""
+    """The lines, and whether each has points that were measured without waiting for a processor."""
     found: list[tuple[str, Probe]] = []
     for side in _SIDES:
         for backend in backends:
@@ -185,7 +192,7 @@ def _measure(backends: Sequence[Backend], dtype: torch.dtype) -> tuple[dict[str,
                 if turn > 1 and best[i] > _SLOW:
                     continue
                 if turn == 0 or best[i] <= _SLOW:
-                    probe.call()  # to warm up, and because whoever came before has the caches
+                    probe.call()  # warm up: the call before has filled the caches
                 best[i], waits[i] = min((best[i], waits[i]), _time(probe))
             turn += 1
     points: dict[str, list[tuple[float, float]]] = {}
@@ -196,7 +203,7 @@ def _measure(backends: Sequence[Backend], dtype: torch.dtype) -> tuple[dict[str,
 
 
 def _time(probe: Probe) -> tuple[float, float]:
-    """Seconds of a call, and of them those that its threads waited for a processor."""
+    """Seconds of a call, and the seconds in it that its threads waited for a processor."""
     waited, began = _waited(), time.perf_counter()
     probe.call()
     elapsed = time.perf_counter() - began
@@ -204,7 +211,7 @@ def _time(probe: Probe) -> tuple[float, float]:
 
 
 def _waited() -> float:
-    """Seconds that the threads of this process were ready and had no processor; 0 where only Linux could tell."""
+    """Seconds that the threads of this process were runnable without a processor; 0 except on Linux."""
     total = 0
     for task in Path("/proc/self/task").glob("*/schedstat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -213,7 +220,7 @@ def _waited() -> float:
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
-    """The line through (macs, seconds) with the least squares of relative errors, and no cost below zero."""
+    """The line through (macs, seconds) with the least squared relative error and non-negative coefficients."""
     x, y = np.array(points, dtype=float).T
     columns = np.stack([1 / y, x / y], axis=1)
     overhead, rate = np.linalg.lstsq(columns, np.ones(len(y)), rcond=None)[0]
@@ -226,22 +233,27 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
 
 @lru_cache(maxsize=8)
 def survives(dtype: torch.dtype) -> bool:
-    """Whether products in this type run here. Some CPUs announce instructions and die on them, so a child tries."""
+    """Whether matrix products in this dtype run here. A child process tries: some CPUs crash on instructions that they
+    report as supported."""
     trial = f"import torch; a = torch.ones(64, 64, dtype={dtype}); a @ a"
     return subprocess.run([sys.executable, "-c", trial], capture_output=True, check=False).returncode == 0
 
 
-# Keeping -------------------------------------------------------------------------------------------------------------
+# Storing -------------------------------------------------------------------------------------------------------------
 
 
 def _lines() -> dict[str, dict[str, Line]]:
-    """What is known for the present number of threads; the first time, what the file says."""
+    """The lines for the present number of threads, by dtype. The first call reads the file."""
     global _edition
     key = _key()
-    if key not in _known:
-        _known[key] = _read(_file(key))
-        _edition += 1
-    return _known[key]
+    found = _known.get(key)
+    if found is not None:
+        return found
+    with _lock:
+        if key not in _known:
+            _known[key] = _read(_file(key))
+            _edition += 1
+        return _known[key]
 
 
 def _key() -> str:
@@ -250,7 +262,7 @@ def _key() -> str:
 
 @lru_cache(maxsize=64)
 def _digest(threads: int, instructions: str | None) -> str:
-    """What the costs depend on, as a short text: another machine, version or number of threads has others."""
+    """A digest of what the costs depend on: machine, versions, number of threads."""
     parts = [_VERSION, processor(), torch.__version__, instructions, threads]
     return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
 
@@ -266,7 +278,7 @@ def _write(path: Path, lines: Mapping[str, Lines]) -> None:
 
 
 def _read(path: Path) -> dict[str, dict[str, Line]]:
-    """The lines in a file; none if it is not there, or not what was written."""
+    """The lines in a file; empty if the file is missing or damaged."""
     try:
         found = {
             str(dtype): {str(name): Line(*map(float, line)) for name, line in lines.items()}

@@ -1,4 +1,4 @@
-"""Frames side by side on one canvas, so that square blocks of it are boxes in space and time.
+"""Frames of a video interleaved on one canvas, so that square blocks of the canvas are boxes in space and time.
 
 Four frames interleave by 2 × 2 patches:
 
@@ -7,8 +7,8 @@ Four frames interleave by 2 × 2 patches:
     canvas   2 2 3 3 2 2 3 3 …                    8 × 8                4 × 4 patches in four frames
              2 2 3 3 2 2 3 3 …
 
-and so do the next four, below. What cuts a grid into square cells and tiles cuts a video into boxes that way, by the
-same kernels. Where sides are odd, or frames no multiple of four, places on the canvas stay empty.
+The next four frames follow below. The kernels that cut a grid into square cells and tiles thereby cut a video into
+boxes. If a side is odd, or the number of frames is not a multiple of four, some positions of the canvas stay empty.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _UNIT = 2
 
 
 def sides(depth: int, height: int, width: int) -> tuple[int, int]:
-    """The canvas of `depth` frames of height × width; one frame is its own canvas."""
+    """Height and width of the canvas for `depth` frames of height × width. A single frame is its own canvas."""
     if depth == 1:
         return height, width
     down, across = _frames(depth)
@@ -29,7 +29,7 @@ def sides(depth: int, height: int, width: int) -> tuple[int, int]:
 
 
 def places(depth: int, height: int, width: int, device: torch.device | None = None) -> Tensor:
-    """Where on the canvas each patch stands, in the order of the tokens: [depth · height · width]."""
+    """The position of each patch on the canvas, in token order: [depth · height · width]."""
     down, across = _frames(depth)
     frame, y, x = (torch.arange(count, device=device) for count in (depth, height, width))
     group, inside = frame // (down * across), frame % (down * across)
@@ -40,7 +40,7 @@ def places(depth: int, height: int, width: int, device: torch.device | None = No
 
 
 def _frames(depth: int) -> tuple[int, int]:
-    """How many frames interleave, down and across."""
+    """The number of frames that interleave, vertically and horizontally."""
     return (1 if depth <= 2 else 2), min(depth, 2)
 
 

@@ -1,4 +1,4 @@
-"""Full attention: every query looks at every key. What all else is compared with.
+"""Full attention: every query attends to every key. The baseline of all comparisons.
 
     out = softmax(scale · q kᵀ + b) v
 
@@ -16,7 +16,7 @@ from . import fused
 
 @dataclasses.dataclass(frozen=True)
 class Whole:
-    """What is known of a call beforehand: so many tokens."""
+    """The plan of a call: the number of tokens."""
 
     tokens: int
 
@@ -29,5 +29,5 @@ def attend(
 
 
 def macs(tokens: int, dim: int) -> int:
-    """Multiply-accumulates of q·kᵀ and weights·v, for one image of `dim` channels in all."""
+    """Multiply-accumulates of q·kᵀ and weights·v, for one image with `dim` channels over all heads."""
     return 2 * tokens**2 * dim

@@ -1,15 +1,17 @@
-"""Merging tokens that are alike: every second patch looks for the one most like it among the others, and the surest
-pairs become one.
+"""Merging of similar tokens: every second patch is matched with the most similar other patch, and the most similar
+pairs are merged.
 
-    a, b = the patches 1, 3, 5, … and 0, 2, 4, … (which is ToMe's division where there is one prefix token)
+    a, b = the patches 1, 3, 5, … and 0, 2, 4, … (ToMe's partition if there is one prefix token)
     s_i  = max over j of cos(key of a_i, key of b_j) − protect · log(importance of a_i)
-    the r patches of a with the largest s_i join their partner in b, by a mean that counts what each stands for
+    the r patches of a with the largest s_i are merged into their partner in b: a mean weighted by the tokens that
+    each patch represents
 
-Afterwards the patches left of a come first, in their order, then b. Equal s: the earlier patch goes, to the earlier
-partner. With `window`, partners are looked for only in the same window of the grid; a patch alone there goes last.
+The remaining patches of a come first in the result, in their order, then b. On equal s, the earlier patch is merged,
+into the earlier partner. With `window`, a partner lies in the same window of the grid; a patch without one is merged
+last.
 
-Shapes: B batch · N tokens, prefix first · n patches · m = n − r of them left · C width · D width of a key.
-This file is the definition in PyTorch, differentiable in x and sizes.
+Shapes: B batch · N tokens, prefix first · n patches · m = n − r remaining patches · C width · D width of a key.
+This file is the PyTorch definition, differentiable in x and sizes.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from ..errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Merging:
-    """What is known of a call beforehand: a grid of `height` × `width` with `prefix` tokens in front, of whose patches
-    so many are there and `r` of them are to go."""
+    """The plan of a call: a grid of `height` × `width` with `prefix` tokens in front, the number of `patches` present,
+    and the number `r` of patches to merge."""
 
     height: int
     width: int
@@ -58,19 +60,20 @@ class Merging:
 
     @property
     def numbers(self) -> list[int]:
-        """All but `protect`, as the kernel takes them."""
+        """All fields but `protect`, as the kernel takes them."""
         return [self.height, self.width, self.prefix, self.patches, self.r, self.window]
 
     @property
     def partners(self) -> int:
-        """How many patches one is compared with, on average."""
+        """The average number of patches that a patch is compared with."""
         others = self.patches - self.patches // 2
         return min(others, -(-others * self.window**2 // max(1, self.cells))) if self.window else others
 
 
 class Merged(NamedTuple):
-    """The tokens left [B, N − r, C]; of each patch what it stands for (`sizes`), the grid's cell it stands in
-    (`cells`), both [B, m]; and of every cell of the grid who stands for it (`owners`, −1: nobody) [B, cells]."""
+    """The remaining tokens `x` [B, N − r, C]; for each patch, the number of tokens it represents (`sizes`) and its grid
+    position (`cells`), both [B, m]; for each grid position, the patch that represents it (`owners`, −1: none)
+    [B, cells]."""
 
     x: Tensor
     sizes: Tensor
@@ -88,11 +91,15 @@ def merge(
     cells: Tensor | None = None,
     owners: Tensor | None = None,
 ) -> Merged:
-    """Tokens x [B, N, C] with keys [B, N, D], or those of each head [B, H, N, D], of which the mean counts, and, if
-    anything is to be protected, importance [B, N].
+    """Merge tokens x [B, N, C] by the similarity of their keys.
 
-    `sizes` [B, n], `cells` [B, n] and `owners` [B, height · width] are those of earlier merging; without them every
-    patch stands for itself, in its own place.
+    Args:
+        x: The tokens.
+        keys: [B, N, D], or [B, H, N, D], which is averaged over heads.
+        plan: The grid and the number of patches to merge.
+        importance: [B, N]; with `plan.protect`, important patches are merged later.
+        sizes, cells, owners: The result of earlier merging: [B, n], [B, n], [B, height · width]. None: each patch
+            represents itself, at its own position.
     """
     P, n = plan.prefix, plan.patches
     keys = keys if keys.ndim == 3 else keys.mean(1)
@@ -100,7 +107,7 @@ def merge(
         cells = torch.arange(n, device=x.device).expand(x.shape[0], n)
     index = match(keys[:, P:], plan, None if importance is None else importance[:, P:], cells)
     merged, total = join(x[:, P:], index, plan.left, sizes)
-    # b comes last: it stays where it is, whoever joins it.
+    # b is scattered last: a merged patch keeps the position of its partner in b.
     places = cells.new_empty(x.shape[0], plan.left)
     places = places.scatter(1, index[:, 1::2], cells[:, 1::2]).scatter(1, index[:, ::2], cells[:, ::2])
     moved = reowned(index, cells, owners, plan.cells)
@@ -109,7 +116,7 @@ def merge(
 
 @torch.no_grad()
 def match(keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor) -> Tensor:
-    """The place each of the patches with keys [B, n, D] has afterwards: [B, n]."""
+    """The index of each patch in the result, for keys [B, n, D]: [B, n]."""
     likeness, partner = similarities(keys, plan, importance, cells)
     order = likeness.argsort(dim=-1, descending=True, stable=True)
     goes = torch.zeros_like(partner, dtype=torch.bool).scatter(1, order[:, : plan.r], True)
@@ -122,7 +129,7 @@ def match(keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor)
 
 
 def similarities(keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every patch of a: how sure its best pair is, and which partner that is, both [B, n // 2]."""
+    """For every patch of a: s of its best pair, and the partner, both [B, n // 2]."""
     unit = F.normalize(keys.float(), dim=-1)
     cosine = unit[:, 1::2] @ unit[:, ::2].transpose(1, 2)
     if plan.window:
@@ -135,14 +142,14 @@ def similarities(keys: Tensor, plan: Merging, importance: Tensor | None, cells: 
 
 
 def windows(plan: Merging, cells: Tensor) -> Tensor:
-    """The window each patch lies in."""
+    """The window that contains each patch."""
     row, column = cells // plan.width // plan.window, cells % plan.width // plan.window
     return row * -(-plan.width // plan.window) + column
 
 
 def join(x: Tensor, index: Tensor, left: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Patches x [B, n, C] that go to `index` [B, n] → their means [B, left, C] by what they stand for, and the sums of
-    that [B, left]."""
+    """Patches x [B, n, C] with the result index `index` [B, n] → their weighted means [B, left, C] and the sums of the
+    weights [B, left]."""
     weight = x.new_ones(x.shape[:2]) if sizes is None else sizes.to(x.dtype)
     total = x.new_zeros(x.shape[0], left).scatter_add(1, index, weight)
     wide = index[..., None].expand_as(x)
@@ -151,7 +158,7 @@ def join(x: Tensor, index: Tensor, left: int, sizes: Tensor | None) -> tuple[Ten
 
 
 def reowned(index: Tensor, cells: Tensor, owners: Tensor | None, count: int) -> Tensor:
-    """Who stands for each of the grid's `count` cells once patch i has become index[:, i] (−1: it is gone)."""
+    """The patch that represents each of the `count` grid positions, once patch i is index[:, i] (−1: dropped)."""
     if owners is None:
         owners = cells.new_full((cells.shape[0], count), -1)
         owners = owners.scatter(1, cells, torch.arange(cells.shape[1], device=cells.device).expand_as(cells))

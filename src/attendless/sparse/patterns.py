@@ -5,9 +5,9 @@ The tokens are cut into blocks, and a pattern says for each block of queries whi
     blocks  = grid_blocks(height, width, prefix, side=4)
     pattern = prefix_pattern(blocks) | window_pattern(blocks, 1) | global_pattern(blocks, [1, 16])
 
-It can be read as a dense mask (`mask`, the reference), as lists of key blocks (`lists`, what kernels run on) and as
-a count (`edges`). Everything here is NumPy and a pure function of its arguments, so that a pattern can be made once
-per grid, kept, and used under any device, dtype or compiler.
+A pattern can be read as an N × N mask (`mask`, the reference), as lists of key blocks (`lists`, for the kernels) and as
+a count (`edges`). Everything here is NumPy and a pure function of its arguments, so a pattern can be built once per
+grid, cached, and used with any device, dtype or compiler.
 
 Shapes: H heads (1 when all share a pattern) · N tokens · G blocks.
 """
@@ -51,7 +51,7 @@ def grid_blocks(height: int, width: int, prefix: int, side: int) -> Blocks:
 
 
 def sequence_blocks(tokens: int, prefix: int, size: int) -> Blocks:
-    """Blocks of `size` tokens in a row, the prefix counted in: the first block is shorter by the prefix tokens."""
+    """Blocks of `size` consecutive tokens. The prefix counts: the first block of patches is shorter by its length."""
     numbers = np.arange(-(-tokens // size))
     return _cut(prefix, np.arange(prefix, tokens) // size, np.stack([0 * numbers, numbers], axis=1))
 
@@ -75,13 +75,13 @@ class Pattern:
         return Pattern(self.blocks, self.sees | other.sees)
 
     def mask(self) -> Tensor:
-        """Which key each query sees: bool [H or 1, N, N]. Quadratic: to test against and to look at."""
+        """Which keys each query sees: bool [H or 1, N, N]. Quadratic: for tests and figures."""
         block_of = np.empty(self.blocks.tokens, dtype=np.int64)
         block_of[self.blocks.order] = np.repeat(np.arange(len(self.blocks)), self.blocks.sizes)
         return torch.from_numpy(self.sees[:, block_of[:, None], block_of[None, :]])
 
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """The key blocks of each block of queries, one list after another, head by head.
+        """The key blocks of each block of queries, as concatenated lists, head by head.
 
         List number i = head · G + block is `keys[starts[i] : starts[i + 1]]`.
         """
@@ -89,16 +89,16 @@ class Pattern:
         return starts, np.nonzero(self.sees)[2]
 
     def edges(self, heads: int) -> int:
-        """Pairs of a query and a key it sees, over all of `heads` heads."""
+        """The number of pairs of a query and a visible key, over `heads` heads."""
         sizes = self.blocks.sizes
         return int((sizes @ self.sees @ sizes).sum()) * (heads // len(self.sees))
 
 
-# The parts a pattern is made of --------------------------------------------------------------------------------------
+# Elementary patterns -------------------------------------------------------------------------------------------------
 
 
 def no_pattern(blocks: Blocks) -> Pattern:
-    """Nobody sees anything: where a union begins."""
+    """The empty pattern."""
     return Pattern(blocks, np.zeros((1, len(blocks), len(blocks)), dtype=bool))
 
 
@@ -111,7 +111,7 @@ def global_pattern(blocks: Blocks, which: Sequence[int] | np.ndarray) -> Pattern
 
 
 def prefix_pattern(blocks: Blocks) -> Pattern:
-    """Prefix tokens see everything and are seen by everything."""
+    """Prefix tokens see every token and are seen by every token."""
     return global_pattern(blocks, [0])
 
 
@@ -124,7 +124,7 @@ def window_pattern(blocks: Blocks, radius: int) -> Pattern:
 
 
 def axial_pattern(height: int, width: int, prefix: int) -> Pattern:
-    """A patch sees the patches of its row and of its column. Each patch is a block of its own."""
+    """A patch sees the patches of its row and of its column. Each patch is one block."""
     blocks = grid_blocks(height, width, prefix, side=1)
     pattern = no_pattern(blocks)
     pattern.sees[:, 1:, 1:] = (blocks.places[:, None] == blocks.places[None, :]).any(axis=2)
@@ -132,10 +132,10 @@ def axial_pattern(height: int, width: int, prefix: int) -> Pattern:
 
 
 def random_pattern(blocks: Blocks, allowed: np.ndarray, count: int, heads: int, seed: int) -> Pattern:
-    """Each block of patches sees `count` blocks of patches drawn from those it is `allowed`, each head for itself.
+    """Each block of patches sees `count` random blocks among those `allowed`, drawn separately for each head.
 
-    `allowed` is bool [G - 1, G - 1]; where it leaves fewer than `count`, all of them are seen. The draws come from
-    NumPy's frozen generator: a seed means the same blocks with every version and on every machine.
+    `allowed` is bool [G - 1, G - 1]. If it allows fewer than `count` blocks, all are seen. The draws use NumPy's
+    `RandomState`, whose stream is frozen: a seed gives the same blocks with every version and on every machine.
     """
     random = np.random.RandomState(seed)
     sees = np.zeros((heads, len(blocks), len(blocks)), dtype=bool)
@@ -147,9 +147,9 @@ def random_pattern(blocks: Blocks, allowed: np.ndarray, count: int, heads: int, 
 
 
 def spread(blocks: Blocks, count: int) -> list[int]:
-    """`count` blocks of patches far apart: the first one, then always the one farthest from those taken.
+    """`count` blocks of patches far apart: the first block, then repeatedly the block farthest from those taken.
 
-    In a sequence that is the first, the last, the middle, …; on a grid opposite corners come first.
+    In a sequence: the first, the last, the middle, …; on a grid, opposite corners come first.
     """
     taken: list[int] = []
     distance = np.full(len(blocks.places), np.inf)

@@ -1,16 +1,16 @@
-"""Attention in which every query of every head has chosen keys of its own: the choice, and what is done with it.
+"""Attention over keys selected for each query of each head: the selection, and attention over the selected keys.
 
     largest     the `budget` keys with the highest scores
-    learnable   the same choice with a gradient, so that what made the scores can learn to choose
-    attend      softmax over the chosen keys; those not chosen are dropped, or stand behind averages (`basis.Rest`):
+    learnable   the same selection with a gradient, so that the predictor of the scores can be trained
+    attend      softmax over the chosen keys; other keys are dropped, or represented by averages (`basis.Rest`):
 
         out_i = softmax over { scale · q_i·k_j + b_j : j chosen } ∪ { scale · q_i·k̄_r + log m_ir : r an average }
 
-with m_ir the tokens average r still stands for. `Rest` keeps every query's weights summing over all tokens, so nothing
-that was not chosen is lost, only blurred.
+with m_ir the number of tokens that average r represents for query i. With `Rest`, the weights of a query cover all
+tokens: keys that were not chosen are blurred, not lost.
 
-This file is the definition in PyTorch, differentiable; it masks dense products. `gather` and the native kernels compute
-the same from lists.
+This file is the differentiable PyTorch definition; it masks N × N products. `gather` and the native kernels compute the
+same function from lists of keys.
 
 Shapes: B batch · H heads · N tokens · q, k, v [B, H, N, ·] · scores, chosen [B, H, N, N] · key_bias b [B, N].
 """
@@ -24,12 +24,12 @@ from torch import Tensor
 
 from .basis import Rest
 
-#: In logarithms of scores: how near to the last key that was chosen another must be to be thought of.
+#: Width of the sigmoid that replaces the selection in the backward pass, in units of log score.
 _EDGE = 0.1
 
 
 def sparse(coefficients: Tensor, *, tau: float, top: int) -> Tensor:
-    """Coefficients with the small ones set to zero: those up to `tau`; or, with `top`, all but so many largest."""
+    """Set small coefficients to zero: those up to `tau`, or, with `top`, all but the `top` largest."""
     if top:
         least = coefficients.topk(min(top, coefficients.shape[-1]), dim=-1).values[..., -1:]
         return coefficients.where(coefficients >= least, 0)
@@ -37,9 +37,8 @@ def sparse(coefficients: Tensor, *, tau: float, top: int) -> Tensor:
 
 
 def largest(scores: Tensor, budget: int, *, prefix: int = 0, above: float = -torch.inf) -> Tensor:
-    """The keys with the `budget` highest scores of each row, if they are `above` a bound; prefix queries take all.
-
-    Of equal scores the one of the lower index is taken.
+    """The keys with the `budget` highest scores of each row, if the scores are above `above`. Prefix queries take all
+    keys. On equal scores, the lower index wins.
     """
     least = scores.topk(min(budget, scores.shape[-1]), dim=-1).values[..., -1:]
     chosen, level = scores > least, scores == least
@@ -52,10 +51,10 @@ def largest(scores: Tensor, budget: int, *, prefix: int = 0, above: float = -tor
 
 
 def learnable(chosen: Tensor, scores: Tensor, *, prefix: int = 0) -> Tensor:
-    """The choice as zeros and ones, with a gradient for the scores it was made by, all of them positive.
+    """The selection as zeros and ones, with a straight-through gradient for the positive scores it was made from.
 
-    A choice is a step and has none. Backwards it is taken for a slope, a sigmoid of log score around the last key that
-    was chosen; and because as many are chosen as before, what a key gains there the others near the edge lose:
+    The selection is a step function. The backward pass replaces it by a sigmoid of log score around the last chosen
+    key. The number of chosen keys is fixed, so what one key gains, the others near the threshold lose:
 
         d/d log s_j = w_j (g_j − Σ w g / Σ w),   w = the slope's derivative at j,   g = the choice's gradient
     """
@@ -93,10 +92,10 @@ def attend(
     prefix: int = 0,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend to the chosen keys, and to the rest if there is one; a query with nothing to look at gets zeros.
+    """Attend to the chosen keys, and to the averages of `rest` if given. A query without keys gets zeros.
 
-    `chosen` is a choice, or one that is `learnable`: it multiplies e^score, so that a key that was not chosen can tell
-    by its gradient whether it should have been.
+    `chosen` is a selection, or the result of `learnable`. It multiplies e^score, so that keys that were not chosen get
+    a gradient too.
     """
     score = scale * q @ k.transpose(-2, -1)
     score = score if key_bias is None else score + key_bias[:, None, None].to(score.dtype)
@@ -107,7 +106,7 @@ def attend(
         score = torch.cat([score, scale * q @ (rest.average @ k).transpose(-2, -1)], dim=-1)
         mass, v = torch.cat([mass, left.to(score.dtype)], dim=-1), torch.cat([v, rest.average @ v], dim=2)
     top = score.detach().masked_fill(mass == 0, -torch.inf).amax(-1, keepdim=True)
-    # What was not chosen may lie far above: its weight is zero whatever e^score is, as long as that is finite.
+    # Scores of keys that were not chosen may be far above `top`: their weight is 0 · e^score, so clamp e^score.
     weight = mass * (score - top.where(top != -torch.inf, 0)).clamp(max=10).exp()
     total = weight.sum(-1, keepdim=True)
     return torch.dropout(weight / total.where(total > 0, 1), dropout, dropout > 0) @ v
@@ -123,7 +122,7 @@ def attend_after_softmax(
     key_bias: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """The softmax over all keys first, then what was not chosen is dropped: rows do not sum to one."""
+    """Softmax over all keys, then drop the keys that were not chosen: rows do not sum to one."""
     score = scale * q @ k.transpose(-2, -1)
     score = score if key_bias is None else score + key_bias[:, None, None].to(score.dtype)
     weight = torch.softmax(score, dim=-1) * chosen
@@ -131,10 +130,12 @@ def attend_after_softmax(
 
 
 def unlisted(indices: Tensor, counts: Tensor, keys: int, prefix: int = 0) -> Tensor:
-    """Lists of keys, as `gather_attend` takes them, as a choice: bool [B, H, N, keys]; prefix queries take all."""
+    """Lists of keys, as for `gather.attend`, as a selection: bool [B, H, N, keys]. Prefix queries take all keys."""
     real = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
     chosen = torch.zeros(*counts.shape, keys + 1, dtype=torch.bool, device=indices.device)
-    chosen.scatter_(-1, indices.long().where(real, keys), True)  # what does not count goes where nobody looks
+    chosen.scatter_(
+        -1, indices.long().where(real, keys), True
+    )  # entries beyond the count go to a column that is dropped
     if prefix:
         chosen[:, :, :prefix] = True
     return chosen[..., :keys]

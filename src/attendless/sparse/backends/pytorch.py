@@ -1,7 +1,7 @@
-"""Plain PyTorch: the definitions themselves, on every device, with every type, with dropout and all gradients.
+"""Plain PyTorch: the definitions, for every device and dtype, with dropout and gradients.
 
-Foveal attention and Sparsifiner compute dense products and mask them; block patterns gather keys and batch products.
-In a graph for other runtimes foveal attention gathers its keys, too: there is no kernel there that would do it.
+Foveal attention and Sparsifiner mask N × N products; block patterns gather keys and batch products. In graphs for other
+runtimes, which have no kernel for it, foveal attention gathers its keys too.
 """
 
 from __future__ import annotations
@@ -11,15 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import (
-    blocks,
-    foveal,
-    foveal_gathered,
-    full,
-    gather,
-    merging,
-    topk,
-)
+from .. import blocks, foveal, foveal_gathered, full, gather, merging, topk
 from ..backend import Backend, Case, register_backend
 from ..basis import Rest
 from ..merging import Merged
@@ -45,7 +37,7 @@ class RemainingInTorch(FullInTorch):
 
 @register_backend
 class FovealInTorch(Backend):
-    op, name, about, standing = "foveal", "torch", "dense products with a mask", 1
+    op, name, about, standing = "foveal", "torch", "N × N products with a mask", 1
     select = staticmethod(foveal.select)
 
     def macs(self, case: Case) -> int:
@@ -86,7 +78,7 @@ class GatherInTorch(Backend):
 
 @register_backend
 class SparsifinerInTorch(Backend):
-    op, name, about, standing = "sparsifiner", "torch", "dense products with a mask", 1
+    op, name, about, standing = "sparsifiner", "torch", "N × N products with a mask", 1
 
     def macs(self, case: Case) -> int:
         tokens = case.plan.tokens
@@ -142,7 +134,7 @@ def attend_chosen(
     connectivity: Tensor | None,
     key_bias: Tensor | None = None,
 ) -> Tensor:
-    """Sparsifiner's second half: attend to what was chosen, bool [B, H, N, N], whoever chose it."""
+    """The second half of Sparsifiner: attend to the chosen keys, bool [B, H, N, N]."""
     prefix = case.plan.prefix
     if connectivity is not None:
         chosen = topk.learnable(chosen, connectivity, prefix=prefix)
