@@ -49,9 +49,9 @@ MAPS = {"copied": "map=none", "heads": "map=none", "default": "", "dense": "map=
 #: before the first that reads stays as it was: so few pictures would spoil it, and it need not be gone back through.
 LESSON = "lr=3e-4,batch=32,cutmix=1.0,precision=bf16"
 LESSONS = {
-    8: f"epochs=7,tokens=0.5,mixup=0.8,crop_scale=0.25/1.0,{LESSON}",
-    6: f"epochs=4,tokens=0.2,{LESSON}",
-    4: f"epochs=4,tokens=0.2,{LESSON}",
+    8: f"epochs=7,loss.tokens=0.5,mixup=0.8,crop_scale=0.25/1.0,{LESSON}",
+    6: f"epochs=4,loss.tokens=0.2,{LESSON}",
+    4: f"epochs=4,loss.tokens=0.2,{LESSON}",
 }
 FITTED_TO = 32
 #: What is changed in a small LaViT; `dp` is in the spec of its less attention.

@@ -51,7 +51,7 @@ RESTS = ("dropped", "pooled")
 #: As many multiply-accumulates as `sparsifiner:keep=0.25`.
 LINFORMER = "linformer:keys=44"
 LEARN = "epochs=2,lr=1e-3,batch=16"
-TUNE = "lr=1e-4,batch=32,tokens=0.2,epochs="
+TUNE = "lr=1e-4,batch=32,loss.tokens=0.2,epochs="
 #: Settings were chosen by looking at this many of the images to be judged on, spread over all of them.
 CHOSEN_BY = (64, 96, 128, 192)
 

@@ -23,10 +23,10 @@ MODEL = "deit_tiny_patch16_224"
 SPARSIFINER = ("--attention", "sparsifiner:keep=0.25,rest=pooled", "--predictor", MODEL)
 #: Each picture of the page and what is asked for besides model and weights.
 FIGURES = {
-    "maps": ("--layer", "0", "5", "11", "--query", "250,160"),
-    "sparsifiner-3": ("--figure", "sparsifiner-3", *SPARSIFINER, "--layer", "2", "8", "--query", "250,160"),
-    "foveal": ("--figure", "foveal", "--attention", "foveal:keep=0.1", "--layer", "2", "8", "--query", "250,160"),
-    "tokens": ("--figure", "tokens", "--tokens", "tome:r=13", "--layer", "0", "4", "8", "11"),
+    "maps": ("--layers", "0,5,11", "--query", "250,160"),
+    "sparsifiner-3": ("--figure", "sparsifiner-3", *SPARSIFINER, "--layers", "2,8", "--query", "250,160"),
+    "foveal": ("--figure", "foveal", "--attention", "foveal:keep=0.1", "--layers", "2,8", "--query", "250,160"),
+    "tokens": ("--figure", "tokens", "--tokens", "tome:r=13", "--layers", "0,4,8,11"),
     "rollout": ("--figure", "rollout", "--attention", "foveal:keep=0.1"),
     "saturation": ("--figure", "lavit-saturation"),
 }
@@ -40,7 +40,7 @@ def main(weights: str, folder: str) -> None:
         first_picture().save(photograph)
         for name, words in FIGURES.items():
             large = Path(scratch) / f"{name}.png"
-            attendless(["show", str(photograph), "--model", MODEL, "--weights", weights, *words, "--out", str(large)])
+            attendless(["show", MODEL, str(photograph), "--weights", weights, *words, "--out", str(large)])
             _small(large, target / f"{name}.jpg")
         page = Path(scratch) / "explore.png"
         _explore(weights, page)
@@ -57,7 +57,7 @@ def _small(large: Path, small: Path, width: int = 900) -> None:
 
 
 def _explore(weights: str, picture: Path) -> None:
-    words = ["--weights", weights, "--predictor", MODEL, "--port", "7869"]
+    words = [MODEL, "--weights", weights, "--predictor", MODEL, "--port", "7869"]
     command = [sys.executable, "-m", "attendless", "explore", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as driver:
         address = server.stdout.readline().split(" ")[0]  # type: ignore[union-attr]

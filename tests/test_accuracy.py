@@ -194,7 +194,7 @@ def test_random_weights_are_said(folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert row["weights"] == "random"
     printed = capsys.readouterr().out
     assert "full (random weights)" in printed
-    assert "say nothing of a trained model" in printed
+    assert "say nothing about a trained model" in printed
     weights = tmp_path / "w.safetensors"
     save_file(timm.create_model("test_vit").state_dict(), weights)
     (row,) = rows_of(["test_vit", "--weights", str(weights), "--data", str(folder)], tmp_path / "b.json")
@@ -203,7 +203,7 @@ def test_random_weights_are_said(folder: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_which_images_a_limit_takes_is_said(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = rows_of(["test_vit", "--data", str(folder), "--limit", "3"], tmp_path / "a.json")
+    (row,) = rows_of(["test_vit", "--data", str(folder), "--images", "3"], tmp_path / "a.json")
     assert (row["images"], row["of"]) == (3, 12)
     assert "3 images (of 12, evenly spread)" in " ".join(capsys.readouterr().out.split())
 

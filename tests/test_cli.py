@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import re
@@ -14,8 +16,10 @@ from pathlib import Path
 import pytest
 
 from attendless.errors import UserError
-from attendless_cli.main import COMMANDS, _own_words, main
+from attendless_cli import settings
+from attendless_cli.main import COMMANDS, _message_alone, main
 from attendless_cli.output import Lines
+from attendless_cli.parser import Help, Parser
 
 START = "from attendless_cli.main import run; run({!r})"
 
@@ -65,7 +69,21 @@ def test_every_verb_has_help_with_an_example(command: str, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["inof"], "invalid choice: 'inof'"),
+        (["inof"], "unknown command 'inof'. Did you mean 'info'? There are: demo, "),
+        (["convrt", "--sise", "1"], "Did you mean 'convert'?"),
+        (["--verison"], "unrecognized flag '--verison'. Did you mean '--version'?"),
+        (["info", "--sise=32"], "unrecognized flag '--sise'. Did you mean '--size'?"),
+        (["info", "deit_tiny_patch16_224", "--zzz"], "unrecognized flag '--zzz' (see attendless info --help)"),
+        (["eval", "m", "--dta", "d"], "Did you mean '--data'?"),
+        (["eval", "m", "--data", "d", "--limit", "1"], "Give --images N"),
+        (["eval", "m", "--data", "d", "--task", "detecton"], "Did you mean 'detection'? There are: classification, "),
+        (["compare", "--seeds", "1"], "Give --seed S …"),
+        (["bench", "m", "--compile"], "Give --runtime compile"),
+        (["show", "dog.jpg", "--model", "m", "--out", "o.png"], "Give MODEL as the first argument"),
+        (["show", "m", "dog.jpg", "--layer", "1", "--out", "o.png"], "Give --layers L"),
+        (["explore", "m", "--image", "dog.jpg"], "Give IMAGE after MODEL"),
+        (["distill", "m", "--weight-decay", "0.1"], "give --set weight_decay=VALUE"),
+        (["recipes", "qick"], "unknown recipe 'qick'. Did you mean 'quick'?"),
         (["info"], "the following arguments are required: MODEL"),
         (["info", "deit_tiny_patch16_225"], "Did you mean 'deit_tiny_patch16_224'"),
         (["info", "deit_tiny_patch16_224", "--attention", "ful"], "unknown attention 'ful'. Did you mean 'full'?"),
@@ -130,7 +148,7 @@ def test_check_runs_the_contract_on_anyones_attention(tmp_path: Path, capsys: py
 
 def test_exit_codes_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = inside(capsys, "--help")
-    assert all(text in out for text in ("0 done", "1 a check", "2 a mistake", "130 stopped"))
+    assert all(text in out for text in ("0 success", "1 a check", "2 wrong arguments", "130 interrupted"))
 
 
 @pytest.mark.parametrize(("words", "column"), [(["papers"], "table"), (["list", "foveal"], "option")])
@@ -265,7 +283,7 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["doctor"])
 
 
-@pytest.mark.parametrize("words", [["info", "columnar_micro_patch4_32"], ["train", "--help"]])
+@pytest.mark.parametrize("words", [["info", "columnar_micro_patch4_32"], ["recipes"]])
 def test_ctrl_c_while_torch_is_imported(words: list[str]) -> None:
     """The interrupt comes as soon as torch's own files begin to be imported, which takes seconds."""
     begun = """
@@ -331,14 +349,14 @@ def test_progress_in_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert told(30.0, 3, capsys)[0] == "images 1/3, 30 s, about 60 s left"
 
 
-def test_an_error_from_a_process_that_prepares_images_is_said_in_its_own_words() -> None:
+def test_an_error_from_a_process_that_prepares_images_is_said_in_its_message_alone() -> None:
     from torch.utils.data import DataLoader
 
     with pytest.raises(UserError) as caught:
         list(DataLoader(_Unreadable(), num_workers=1))
     assert "Traceback" in str(caught.value)
-    assert _own_words(str(caught.value)).strip() == "not one picture can be read"
-    assert _own_words("plain") == "plain"
+    assert _message_alone(str(caught.value)).strip() == "not one picture can be read"
+    assert _message_alone("plain") == "plain"
 
 
 class _Unreadable:
@@ -347,3 +365,82 @@ class _Unreadable:
 
     def __getitem__(self, index: int) -> int:
         raise UserError("not one picture can be read")
+
+
+# Help ----------------------------------------------------------------------------------------------------------------
+
+
+def flags(command: str) -> list[argparse.Action]:
+    parser = Parser(prog=f"attendless {command}")
+    importlib.import_module(f"attendless_cli.{command}").add_arguments(parser)
+    return [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+
+
+def unhelpful(action: argparse.Action) -> str:
+    """What the help of an argument lacks."""
+    text = Help("attendless")._get_help_string(action) % vars(action)
+    if not action.help:
+        return "help"
+    missing = [str(choice) for choice in action.choices or () if action.metavar and str(choice) not in text]
+    if missing:
+        return f"choices {missing}"
+    optional = bool(action.option_strings) or action.nargs in ("?", "*")
+    said = not optional or action.required or action.nargs == 0 or "(default: " in text
+    return "" if said else "default"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_states_every_default_and_choice(command: str) -> None:
+    found = {action.dest: unhelpful(action) for action in flags(command)}
+    assert {name: lack for name, lack in found.items() if lack} == {}
+
+
+def test_an_unhelpful_flag_is_found() -> None:
+    parser = Parser()
+    choices = ("red", "green")
+    assert unhelpful(parser.add_argument("--a", help="a thing")) == "default"
+    assert unhelpful(parser.add_argument("--b", default=3)) == "help"
+    assert unhelpful(parser.add_argument("--c", default=3, help="a thing")) == ""
+    assert unhelpful(parser.add_argument("--d", metavar="D", choices=choices, default="red", help="colour")) == ""
+    assert (
+        unhelpful(parser.add_argument("--e", metavar="E", choices=choices, help="choices: red")) == "choices ['green']"
+    )
+    assert unhelpful(parser.add_argument("--f", action="store_true", help="a switch")) == ""
+
+
+#: Flags of one meaning; another spelling of one of them must not come back.
+SPELLINGS = {"--layers": "--layer", "--images": "--limit", "--seed": "--seeds", "--runtime": "--compile"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_flag_has_one_spelling_and_commands_stay_small(command: str) -> None:
+    given = [flag for action in flags(command) for flag in action.option_strings]
+    assert not set(given) & set(SPELLINGS.values())
+    assert len(given) <= 26
+    if command in ("train", "distill", "compare"):
+        assert len(flags(command)) <= 21
+
+
+def test_recipes_lists_every_field(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "recipes.json"
+    code, text, _ = inside(capsys, "recipes", "--json", str(out))
+    assert code == 0
+    found = json.loads(out.read_text())
+    rows = {row["name"]: row for row in found["rows"]}
+    assert set(rows) == settings.names()
+    assert rows["schedule"]["choices"] == ["cosine", "plateau", "constant"]
+    assert rows["lr"]["default"] == 5e-4
+    assert all(row["help"] and row["type"] for row in rows.values())
+    assert {"quick", "small_detection", "imitate"} <= {recipe["name"] for recipe in found["recipes"]}
+    assert all(name in text for name in rows)
+
+
+def test_recipes_of_one_name_shows_its_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "recipe.json"
+    assert inside(capsys, "recipes", "imagenette", "--json", str(out))[0] == 0
+    rows = {row["name"]: row for row in json.loads(out.read_text())["rows"]}
+    assert (rows["epochs"]["default"], rows["size"]["default"]) == (32, [96])
+    code, text, _ = inside(capsys, "recipes", "evit")  # a recipe of train, and one of distill
+    assert code == 0
+    assert "evit (train, compare)" in text
+    assert "phase all: loss.label=1, loss.logits=0.5, loss.patches=0.5" in text

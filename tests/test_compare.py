@@ -281,7 +281,7 @@ def timeless(rows: list[dict]) -> list[dict]:
 def test_five_kills(tmp_path: Path) -> None:
     """kill -9 of the comparison at five random moments: the results of one that was left alone, timings aside."""
     draw = random.Random(int.from_bytes(os.urandom(4), "little"))
-    words = "compare --attention full efficient window:size=4 --seeds 0 1 --data scenes:train=1600,val=100 --epochs 3 "
+    words = "compare --attention full efficient window:size=4 --seed 0 1 --data scenes:train=1600,val=100 --epochs 3 "
     words += "--larger --budget 0.1 --jobs 2 --out"
 
     def start(out: Path) -> subprocess.Popen:
@@ -315,7 +315,7 @@ def test_a_ray_cluster_gives_the_same_results(small: Path, tmp_path: Path) -> No
         "--attention",
         "full",
         "efficient",
-        "--seeds",
+        "--seed",
         "0",
         "1",
         "--data",

@@ -150,7 +150,7 @@ def test_plans_are_data() -> None:
     for name, make in PHASES.items():
         assert "attendless distill" in (make.__doc__ or "")
         assert [phase.name for phase in edit(name, {}, {})] in ([NEW, "all"], ["all"])
-    new, whole = edit("imitate", {"all": "epochs=9,tokens=3,lr=1e-4"}, {"batch": 8})
+    new, whole = edit("imitate", {"all": "epochs=9,loss.tokens=3,lr=1e-4"}, {"batch": 8})
     assert (new.recipe.epochs, new.recipe.batch, whole.recipe.batch) == (2, 8, 8)
     assert (whole.recipe.epochs, whole.recipe.lr, whole.losses["tokens"], whole.losses["logits"]) == (9, 1e-4, 3.0, 1.0)
     assert edit("imitate", {"all": "trained=old"}, {})[1].trained == ("old",)

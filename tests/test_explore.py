@@ -217,7 +217,7 @@ def test_there_is_a_first_picture() -> None:
 @pytest.fixture(scope="module")
 def address():
     pytest.importorskip("gradio")
-    with served("--model", "columnar_micro_patch4_32", "--attention", "window:size=2") as found:
+    with served("columnar_micro_patch4_32", "--attention", "window:size=2") as found:
         yield found
 
 
@@ -239,7 +239,7 @@ def test_an_upload_over_the_limit_is_refused_by_the_server(address: str) -> None
 
 def test_a_taken_port_is_said(address: str) -> None:
     port = address.rstrip("/").rpartition(":")[2]
-    words = [sys.executable, "-m", "attendless", "explore", "--port", port]
+    words = [sys.executable, "-m", "attendless", "explore", "columnar_micro_patch4_32", "--port", port]
     found = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert found.returncode == 2
     assert f"cannot serve at 127.0.0.1:{port}: Address already in use" in found.stderr

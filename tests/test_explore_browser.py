@@ -26,7 +26,7 @@ STOPWATCH = """() => {
 
 @pytest.fixture(scope="module")
 def address():
-    with served() as found:  # DeiT-Tiny at 224
+    with served("deit_tiny_patch16_224") as found:
         yield found
 
 

@@ -181,7 +181,14 @@ def test_cycles_that_cannot_be_read(text: str) -> None:
 
 def test_options_describe_themselves() -> None:
     keep = next(o for o in describe_options(Reducing) if o["name"] == "keep")
-    assert keep == {"name": "keep", "type": "a number", "default": 0.7, "range": "0 to 1", "help": "share kept"}
+    assert keep == {
+        "name": "keep",
+        "type": "a number",
+        "choices": None,
+        "default": 0.7,
+        "range": "0 to 1",
+        "help": "share kept",
+    }
 
 
 def test_replace_checks_again() -> None:

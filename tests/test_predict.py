@@ -203,7 +203,7 @@ def test_the_verb(pictures: Path, saved: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_random_weights_are_said(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", MODEL, str(pictures / "0.png"), "--attention", "foveal:keep=0.5"]) == 0
-    assert "random weights: these answers mean nothing" in capsys.readouterr().err
+    assert "random weights: these predictions mean nothing" in capsys.readouterr().err
 
 
 # Shards --------------------------------------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_distilling_leaves_one_and_the_backbone_alone(tmp_path: Path) -> None:
     torch.testing.assert_close(made.blocks[0].attn.qkv.weight, teacher.blocks[0].attn.qkv.weight, atol=0, rtol=0)
     distill(
         teacher, folder, attention=SPEC, out=tmp_path / "on", run=Run(workers=0), batch=4,
-        predictor=tmp_path / "run" / "predictor.safetensors", change={"new": "epochs=0", "all": "epochs=1,maps=1"},
+        predictor=tmp_path / "run" / "predictor.safetensors", change={"new": "epochs=0", "all": "epochs=1,loss.maps=1"},
     )  # fmt: skip
     assert not (tmp_path / "on" / "predictor.safetensors").exists()
 

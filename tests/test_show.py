@@ -124,7 +124,7 @@ def test_figures_of_another_mechanism_are_refused() -> None:
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture().save(tmp_path / "picture.png")
-    words = ["show", str(tmp_path / "picture.png"), "--model", "columnar_micro_patch4_32", "--layer", "0", "-1"]
+    words = ["show", "columnar_micro_patch4_32", str(tmp_path / "picture.png"), "--layers", "0,-1"]
     out = tmp_path / "maps.pdf"
     assert main([*words, "--query", "40,30", "--out", str(out), "--json", str(tmp_path / "maps.json")]) == 0
     assert out.read_bytes().startswith(b"%PDF")
@@ -132,10 +132,10 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "maps of full, layers 0, 2" in printed.out
     assert "random weights" in printed.err
     for wrong, message in {
-        ("--layer", "9"): "layer 9 does not exist",
+        ("--layers", "9"): "layers '9'",
         ("--query", "400,3"): "query 400,3 is not in the picture",
         ("--query", "4"): "expected X,Y in pixels",
-        ("--head", "7"): "head 7 does not exist",
+        ("--heads", "7"): "head 7 does not exist",
         ("--figure", "sparsifiner-7"): "this figure is of sparsifiner",
     }.items():
         with pytest.raises(SystemExit):
@@ -152,7 +152,7 @@ def shown(tmp_path: Path):
     """What `attendless show` does with a picture file: its exit code, and the words it said."""
 
     def show_it(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
-        words = ["show", str(path), "--model", "columnar_micro_patch4_32", "--out", str(tmp_path / "shown.png")]
+        words = ["show", "columnar_micro_patch4_32", str(path), "--out", str(tmp_path / "shown.png")]
         try:
             code = main(words)
         except SystemExit as stop:
@@ -171,7 +171,7 @@ def test_a_picture_of_any_size_and_kind_is_shown(shown, tmp_path: Path, capsys: 
     for name in ("large.jpg", "pixel.png", "moving.gif", "cmyk.jpg"):
         code, said = shown(tmp_path / name, capsys)
         assert code == 0, said
-        assert said.splitlines() == ["random weights: this is what the model looks at before it has learned anything"]
+        assert said.splitlines() == ["random weights: these are the maps of an untrained model"]
         (tmp_path / "shown.png").unlink()
 
 

@@ -23,25 +23,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_train_then_distill(folder: Path, tmp_path: Path, capsys) -> None:
     words = ["--data", str(folder), "--batch", "20", "--workers", "0", "--json", str(tmp_path / "j")]
-    fields = [
-        "--recipe",
-        "quick:epochs=7",
-        "--epochs",
-        "1",
-        "--size",
-        "32",
-        "--weight-decay",
-        "0.1",
-        "--drop_path",
-        "0.1",
-    ]
+    fields = ["--recipe", "quick:epochs=7", "--epochs", "1", "--size", "32"]
+    fields += ["--set", "weight_decay=0.1", "drop_path=0.1", "--set", "log_every=1"]
     assert main(["train", "test_vit", "--out", str(tmp_path / "a"), *words, *fields]) == 0
     row = json.loads((tmp_path / "j").read_text())["rows"][0]
     assert (row["model"], row["steps"], row["finished"], row["images"]) == ("test_vit", 3, True, 21)
     recipe = json.loads((tmp_path / "a" / "recipe.json").read_text())["what"]["phases"][0]["recipe"]
     assert (recipe["epochs"], recipe["size"], recipe["weight_decay"], recipe["drop_path"]) == (1, [32, 32], 0.1, 0.1)
     trained = str(tmp_path / "a" / "best.safetensors")
-    phases = ["--phase", "new:epochs=1", "--phase", "all:epochs=1,tokens=2"]
+    phases = ["--phase", "new:epochs=1", "--phase", "all:epochs=1,loss.tokens=2"]
     assert main(["distill", trained, "--attention", "linformer", "--out", str(tmp_path / "b"), *words, *phases]) == 0
     assert load(tmp_path / "b" / "last.safetensors").attention.startswith("linformer")
     printed = capsys.readouterr().out
@@ -53,7 +43,7 @@ def test_train_then_distill(folder: Path, tmp_path: Path, capsys) -> None:
 def test_a_file_knows_its_classes_and_how_it_was_judged(folder: Path, tmp_path: Path, capsys) -> None:
     """What `train` says of its best model, `eval` says too, from the file alone."""
     words = ["--data", str(folder), "--batch", "20", "--workers", "0", "--json", str(tmp_path / "j")]
-    fields = ["--epochs", "2", "--size", "32", "--crop-pct", "0.5", "--interpolation", "bilinear", "--seed", "3"]
+    fields = ["--epochs", "2", "--size", "32", "--seed", "3", "--set", "crop_pct=0.5", "interpolation=bilinear"]
     model = "test_vit"  # timm says: 1000 classes, 160 pixels, crop 0.95
     assert main(["train", model, "--out", str(tmp_path / "a"), *words, *fields]) == 0
     best = tmp_path / "a" / "best.safetensors"
@@ -119,11 +109,19 @@ def test_what_will_be_slower_is_said_at_the_start(folder: Path, tmp_path: Path, 
     ("words", "says"),
     [
         (["--recipe", "quik"], "Did you mean 'quick'"),
-        (["--lr", "much"], "expected a number"),
-        (["--epochs", "-1"], "out of range"),
+        (["--set", "lr=much"], "expected a number"),
+        (["--epochs", "-1"], "expected a whole number"),
         (["--size", "32x"], "expected S or HxW"),
         (["--attention", "linfomer"], "Did you mean 'linformer'"),
-        (["--schedule", "cosin"], "cosine or plateau or constant"),
+        (["--set", "schedule=cosin"], "cosine or plateau or constant"),
+        (["--set", "epochs=-1"], "out of range"),
+        (["--set", "weight_decy=1"], "Did you mean 'weight_decay'? There are: accumulate, "),
+        (["--set", "lr"], "expected KEY=VALUE"),
+        (["--set", "lr=1", "lr=2"], "given twice"),
+        (["--epochs", "1", "--set", "epochs=2"], "given twice"),
+        (["--set", "size=32/48"], "expected S or HxW"),
+        (["--set", "scales=320"], "unknown field of a classification recipe 'scales'"),
+        (["--lr", "1"], "give --set lr=VALUE"),
     ],
 )
 def test_mistakes_are_answered_in_one_line(folder: Path, tmp_path: Path, capsys, words: list[str], says: str) -> None:

@@ -79,7 +79,7 @@ def test_no_half_of_a_row_stays_behind(tmp_path: Path) -> None:
 
 def test_as_it_is_typed(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["train", "columnar_micro_patch4_32", "--data", str(folder), "--out", str(tmp_path / "run")]
-    words += ["--epochs", "1", "--batch", "20", "--workers", "0", "--cache", str(tmp_path / "cache")]
+    words += ["--epochs", "1", "--batch", "20", "--workers", "0", "--set", f"cache={tmp_path / 'cache'}"]
     with full_disk(50_000), pytest.raises(SystemExit) as left:  # the pictures of the cache
         main(words)
     assert left.value.code == 2

@@ -1,3 +1,6 @@
-from attendless_cli.main import run
+"""`python -m attendless`: the command line, which is a package of its own that the library does not import."""
 
-run()
+import runpy
+
+if __name__ == "__main__":
+    runpy.run_module("attendless_cli", run_name="__main__")

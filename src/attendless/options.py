@@ -20,8 +20,8 @@ import math
 import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from .errors import UserError, unknown
 
@@ -29,9 +29,22 @@ O = TypeVar("O", bound="Options")
 _PART = re.compile(r"(?:(?P<count>[0-9]{1,6})x)?(?P<name>[a-zA-Z_][\w.-]*)(?::(?P<options>.*))?$", re.DOTALL)
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
-    """A field of an `Options` class: its default, one line of help, and the closed range its value must lie in."""
-    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high})
+class Form(NamedTuple):
+    """How the text of an option is written where its annotation does not say: a description, a reader and a writer."""
+
+    expected: str
+    read: Callable[[str], Any]
+    write: Callable[[Any], str]
+
+
+def option(
+    default: Any, help: str, *, low: float | None = None, high: float | None = None, form: Form | None = None
+) -> Any:
+    """A field of an `Options` class: its default, one line of help, and the closed range its value must lie in.
+
+    `form` replaces the reading and writing of its text by the annotation.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high, "form": form})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +83,7 @@ class Options:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
-                given.append(field.name if value is True else f"{field.name}={value_text(value)}")
+                given.append(field.name if value is True else f"{field.name}={field_text(field, value)}")
         return ",".join(given)
 
 
@@ -90,30 +103,43 @@ class Spec:
 
 
 def parse_options(text: str, kind: type[O], owner: str) -> O:
-    """`"keep=0.1,fuse"` → `kind(keep=0.1, fuse=True)`; `owner` names the mechanism in error messages."""
+    """`"keep=0.1,fuse"` → `kind(keep=0.1, fuse=True)`; `owner` names the mechanism in errors."""
+    pairs = [(name, value if equals else "true") for name, equals, value in _items(text)]
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"option {name} of {owner} is given twice in {text!r}")
+    return read_options(dict(pairs), kind, owner)
+
+
+def read_options(texts: Mapping[str, str], kind: type[O], owner: str) -> O:
+    """`{"keep": "0.1"}` → `kind(keep=0.1)`; `owner` names the mechanism in errors."""
     hints = typing.get_type_hints(kind)
-    fields = {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    fields = {field.name: field for field in dataclasses.fields(kind)}
     values: dict[str, Any] = {}
-    for item in filter(None, text.split(",")):
-        name, equals, value = item.partition("=")
+    for name, text in texts.items():
         if name not in fields:
             raise unknown(f"option of {owner}", name, fields)
-        if name in values:
-            raise UserError(f"option {name} of {owner} is given twice in {text!r}")
-        values[name] = _value(value if equals else "true", fields[name], f"{owner}:{name}")
+        form = fields[name].metadata.get("form")
+        values[name] = form.read(text) if form else _value(text, hints[name], f"{owner}:{name}")
     try:
         return kind(**values)
     except UserError as error:
         raise UserError(f"{owner}: {error}") from None
 
 
+def _items(text: str) -> list[tuple[str, str, str]]:
+    return [item.partition("=") for item in text.split(",") if item]
+
+
 def describe_options(kind: type[Options]) -> list[dict[str, Any]]:
-    """Name, type, default, range and help of each option, for `attendless list` and error texts."""
+    """Name, type, choices, default, range and help of each option, for `attendless list` and `attendless recipes`."""
     hints = typing.get_type_hints(kind)
     return [
         {
             "name": field.name,
-            "type": _type_text(hints[field.name]),
+            "type": form.expected if (form := field.metadata.get("form")) else _type_text(hints[field.name]),
+            "choices": list(typing.get_args(hints[field.name])) if _is_choice(hints[field.name]) else None,
             "default": field.default,
             "range": _range(field.metadata.get("low"), field.metadata.get("high")),
             "help": field.metadata.get("help", ""),
@@ -261,12 +287,22 @@ def _value(text: str, hint: Any, where: str) -> Any:
     raise UserError(f"{where}={text!r} cannot be read: expected {_type_text(hint)}")
 
 
+def field_text(field: dataclasses.Field[Any], value: Any) -> str:
+    """The text of a field's value, as `parse_options` reads it."""
+    form = field.metadata.get("form")
+    return form.write(value) if form and value else value_text(value)
+
+
 def value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return "/".join(map(value_text, value))
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _is_choice(hint: Any) -> bool:
+    return typing.get_origin(hint) is Literal
 
 
 def _type_text(hint: Any) -> str:

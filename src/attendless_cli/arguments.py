@@ -1,4 +1,4 @@
-"""The words the commands share: the same name, meaning and help wherever they appear."""
+"""Arguments that several commands share: one name, meaning and help text wherever they appear."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 Size = tuple[int, int]
-BREAKEVEN = "where attending less cannot pay at this size: leave the layer full (default), or convert it anyway"
-MODEL = "a timm or attendless model name, or a file attendless saved"
+MODEL = "a timm or attendless model name, or a file that attendless saved"
+TASKS = ("classification", "detection", "segmentation")
 
 
 def model(parser: argparse.ArgumentParser) -> None:
@@ -18,48 +18,47 @@ def model(parser: argparse.ArgumentParser) -> None:
 
 
 def weights(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--weights", metavar="F", help="safetensors with the model's weights (default: random weights)")
-    parser.add_argument("--pretrained", action="store_true", help="fetch timm's pretrained weights (uses the network)")
+    text = "safetensors file with the model's weights (default: random weights, or those of a saved file)"
+    parser.add_argument("--weights", metavar="F", help=text)
+    parser.add_argument(
+        "--pretrained", action="store_true", help="download timm's pretrained weights (needs a network)"
+    )
 
 
-def attention(parser: argparse.ArgumentParser, *, many: bool = True, required: bool = False) -> None:
-    """`--attention`; left out, it is empty (or None), and the command takes the model as it is."""
-    text = "attention specs, such as full or foveal:keep=0.1; `attendless list` shows them"
-    text = text if many else text.replace("specs", "spec")
-    text = text if required else f"{text} (default: the model's own)"
+def attention(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
+    """`--attention`; without it the value is empty (or None), and the command uses the model's own."""
+    text = "attention spec, such as full or foveal:keep=0.1; `attendless list` shows them (default: the model's own)"
     if many:
-        parser.add_argument("--attention", metavar="A", nargs="+", default=[], required=required, help=text)
+        text = text.replace("spec,", "specs,")
+        parser.add_argument("--attention", metavar="A", nargs="+", default=[], help=text)
     else:
-        parser.add_argument("--attention", metavar="A", required=required, help=text)
+        parser.add_argument("--attention", metavar="A", help=text)
 
 
 def tokens(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
-    """`--tokens`; left out, what the model has of it stays."""
-    text = (
-        "token reducer, such as tome:r=8; none takes one away; `attendless list` shows them (default: the model's own)"
-    )
+    """`--tokens`; without it the model keeps its own token reduction."""
+    text = "token reducer, such as tome:r=8; none removes it; `attendless list` shows them (default: the model's own)"
     if many:
-        parser.add_argument("--tokens", metavar="R", nargs="+", default=[], help=text.replace("reducer", "reducers", 1))
+        text = text.replace("reducer,", "reducers,")
+        parser.add_argument("--tokens", metavar="R", nargs="+", default=[], help=text)
     else:
         parser.add_argument("--tokens", metavar="R", help=text)
 
 
 def task(parser: argparse.ArgumentParser) -> None:
-    text = "classification, detection or segmentation (default: the file's own, else classification)"
-    parser.add_argument("--task", metavar="T", help=text)
+    parser.add_argument("--task", choices=TASKS, help="what the model does (default: the file's, or classification)")
 
 
 def predictor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--predictor", metavar="F",
-        help="what sparsifiner has learned about which keys matter: a file that distill left, or the name of one that "
-        "comes with attendless",
-    )  # fmt: skip
+    text = "trained key predictor for sparsifiner: a file that distill wrote, or the name of one that comes with "
+    text += "attendless (default: the model's own)"
+    parser.add_argument("--predictor", metavar="F", help=text)
 
 
 def size(parser: argparse.ArgumentParser, *, many: bool = True) -> None:
     text = "image size in pixels, S or HxW (default: the model's own)"
     if many:
+        text = text.replace("size in", "sizes in")
         parser.add_argument("--size", metavar="S", nargs="+", type=parse_size, default=[], help=text)
     else:
         parser.add_argument("--size", metavar="S", type=parse_size, help=text)
@@ -75,17 +74,66 @@ def readout(parser: argparse.ArgumentParser, *, default: str = "where attention 
 FOR_ALL = "for all rows, if attention or tokens are reduced in any"
 
 
+def below_breakeven(parser: argparse.ArgumentParser) -> None:
+    text = "layers for which sparser attention is not faster at this size: full leaves them as they are, keep converts "
+    text += "them anyway"
+    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=text)
+
+
+def layers(parser: argparse.ArgumentParser, what: str, default: str) -> None:
+    text = f"layers to {what}, counted from 0, such as 2: or :4 or 0,3-5 or -1 (default: {default})"
+    parser.add_argument("--layers", metavar="L", help=text)
+
+
+def batch(parser: argparse.ArgumentParser, default: int) -> None:
+    parser.add_argument("--batch", metavar="B", type=positive, default=default, help="images per forward pass")
+
+
+def images(parser: argparse.ArgumentParser, default: str) -> None:
+    """`--images N`: how many images of `--data` a command uses."""
+    text = f"number of images to use, spread evenly over the folder (default: {default})"
+    parser.add_argument("--images", metavar="N", type=positive, help=text)
+
+
+def budget(parser: argparse.ArgumentParser, default: float, of: str) -> None:
+    text = f"seconds of timing for each {of}, without warm-up"
+    parser.add_argument("--budget", metavar="S", type=above_zero, default=default, help=text)
+
+
+def jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--jobs", metavar="J", type=positive, help="runs in parallel (default: one per core)")
+
+
 def threads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", metavar="T", type=positive, help="CPU threads (default: torch's own choice)")
+    parser.add_argument("--threads", metavar="T", type=positive, help="CPU threads (default: chosen by torch)")
+
+
+def use_threads(args: argparse.Namespace) -> None:
+    """Set torch's number of threads, if `--threads` was given."""
+    if args.threads:
+        import torch
+
+        torch.set_num_threads(args.threads)
 
 
 def crop_pct(parser: argparse.ArgumentParser) -> None:
-    text = "share of the resized image kept, more than 0 and at most 1 (default: the model's)"
+    text = "fraction of the resized image that the centre crop keeps, above 0 and up to 1 (default: the model's)"
     parser.add_argument("--crop-pct", metavar="P", type=share, help=text)
 
 
+def features(parser: argparse.ArgumentParser) -> None:
+    text = "also return the features that enter the classifier"
+    parser.add_argument("--features", action="store_true", help=text)
+
+
+def host(parser: argparse.ArgumentParser) -> None:
+    text = "address to listen on; 127.0.0.1 is this machine alone"
+    parser.add_argument("--host", metavar="H", default="127.0.0.1", help=text)
+
+
 def opening(parser: argparse.ArgumentParser) -> None:
-    """How a model is opened to answer: `opened` reads it."""
+    """MODEL, which may be an exported file, and how it is opened for prediction; `opened` reads them."""
+    parser.add_argument("model", metavar="MODEL", help=f"{MODEL}, or exported (.onnx, .xml, .pt2)")
     weights(parser)
     attention(parser, many=False)
     tokens(parser, many=False)
@@ -93,13 +141,13 @@ def opening(parser: argparse.ArgumentParser) -> None:
     readout(parser)
     size(parser, many=False)
     crop_pct(parser)
-    text = "what computes it: eager (default) or compile; of an exported file its ending says it"
+    text = "eager or compile; the ending of an exported file determines its runtime (default: eager)"
     parser.add_argument("--runtime", metavar="R", help=text)
     threads(parser)
 
 
 def opened(args: argparse.Namespace, *, features: bool) -> Any:
-    """The words of `opening` as the library takes them."""
+    """The arguments of `opening` as the library takes them."""
     from attendless.plugins import plugin_files
     from attendless.predict import Opening
 
@@ -109,16 +157,15 @@ def opened(args: argparse.Namespace, *, features: bool) -> Any:
 
 
 class Target(str):
-    """A file that a command will write, and its kind. `main` checks the path before any work is done."""
+    """A file that a command will write, and its kind. `targets.check` inspects it before any work is done."""
 
     kind: str
 
 
 def target(kind: str) -> Callable[[str], Target]:
-    """The `type=` of an argument that names a file to write: of a `model`, an `export`,
-    `json`, a `picture` or a `page`.
+    """The `type=` of an argument that names a file to write: a `model`, `export`, `json`, `picture` or `page`.
 
-    As usual `-` is standard output.
+    `-` is standard output.
     """
 
     def read(text: str) -> Target:
@@ -130,9 +177,9 @@ def target(kind: str) -> Callable[[str], Target]:
 
 
 def json(parser: argparse.ArgumentParser) -> None:
-    text = "also write the result as JSON to this file (-: standard output; what is for people goes to standard error)"
+    text = "also write the result as JSON; - is standard output, and tables go to standard error (default: not written)"
     parser.add_argument("--json", metavar="F", type=target("json"), help=text)
-    parser.add_argument("--force", action="store_true", help="write over existing files that attendless did not write")
+    parser.add_argument("--force", action="store_true", help="overwrite existing files that attendless did not write")
 
 
 def parse_size(text: str) -> Size:
@@ -154,7 +201,7 @@ def percent(text: str) -> float:
 
 
 def _number(text: str, expected: str, good: Callable[[float], bool]) -> float:
-    """A finite number for which `good` holds, or the error that says what was `expected`."""
+    """A finite number for which `good` holds; the error states what was `expected`."""
     try:
         found = float(text)
     except ValueError:

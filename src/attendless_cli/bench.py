@@ -1,8 +1,8 @@
-"""Measure speed and memory against the dense model, here and now: the dense model is timm's own, with its fused
-attention, timed by turns with the others in one process. The cap, the most that attending less could gain, comes first.
+"""Measure latency, throughput and memory against the original model on this machine. The original is timm's own model
+with its fused attention, in one interleaved benchmark with the others. The maximum speed-up (Amdahl's law) comes first.
 
-A saved file is measured as it is. A model given by its name is converted as `attendless convert` does it: where
-attending less cannot pay at a size the layer stays full, and the row says so.
+A saved file is measured as it is. A model given by name is converted as `attendless convert` does: layers for which
+sparser attention is not faster at a size stay full, and the row reports it.
 
 examples:
   attendless bench deit_tiny_patch16_224 --attention full foveal:keep=0.1 --size 224 384 1024
@@ -32,63 +32,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.predictor(parser)
     arguments.readout(parser, default=arguments.FOR_ALL)
     arguments.size(parser)
-    parser.add_argument("--batch", metavar="B", type=arguments.positive, default=1, help="batch to time (default: 1)")
-    breakeven = f"{arguments.BREAKEVEN}. A saved file gets what is asked"
-    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=breakeven)
-    parser.add_argument("--compile", action="store_true", help="torch.compile every contestant, the dense one too")
-    parser.add_argument(
-        "--runtime", metavar="R", nargs="+", default=[],
-        help="race every contestant, the dense one too, in each of these: eager, compile, onnx, onnx-kernels, "
-        "openvino, pt2; latency alone",
-    )  # fmt: skip
-    parser.add_argument(
-        "--budget", metavar="S", type=arguments.above_zero, default=10.0,
-        help="seconds of timing for each attention and size; warming up comes on top (default: 10)",
-    )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="latency alone: no memory, best batch or parts")
-    parser.add_argument(
-        "--plot",
-        metavar="F",
-        type=arguments.target("picture"),
-        help="draw ms and MB against the token count: .png, .svg or .pdf",
-    )
-    parser.add_argument(
-        "--seed", metavar="N", type=arguments.count, default=0, help="seed of the turns' order (default: 0)"
-    )
+    arguments.batch(parser, 1)
+    arguments.below_breakeven(parser)
+    text = "runtimes: eager, compile, onnx, onnx-kernels, openvino, pt2; with compile alone every measurement is of "
+    text += "compiled models, with several the latency alone is compared (default: eager)"
+    parser.add_argument("--runtime", metavar="R", nargs="+", default=[], help=text)
+    arguments.budget(parser, 10.0, "attention and size")
+    text = "measure latency alone: no memory, no throughput, no time per part of the model"
+    parser.add_argument("--quick", action="store_true", help=text)
+    text = "plot latency and memory against the number of tokens, as .png, .svg or .pdf (default: not drawn)"
+    parser.add_argument("--plot", metavar="F", type=arguments.target("picture"), help=text)
+    text = "seed of the order in which models are timed"
+    parser.add_argument("--seed", metavar="S", type=arguments.count, default=0, help=text)
     arguments.threads(parser)
     arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
-
-    from attendless.errors import UserError
     from attendless.measure.bench import Conditions, bench_rows
     from attendless.measure.plot import plot, slopes
     from attendless.sizes import size_text
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    if args.runtime and args.compile:
-        raise UserError("--compile and --runtime: give --runtime compile, among others")
-    rest = not args.quick and not args.runtime
+    arguments.use_threads(args)
+    # One runtime of PyTorch gets every measurement; exported files and several runtimes are compared by latency.
+    alone = [] if args.runtime in (["eager"], ["compile"]) else args.runtime
+    compiled = args.runtime == ["compile"]
+    rest = not args.quick and not alone
     told: dict[tuple[int, int], str] = {}
 
     def cap(size: tuple[int, int], text: str) -> None:
-        """What can be gained at most, before anything is measured, and again once more is known."""
+        """Print the maximum speed-up before anything is measured, and again when more is known."""
         if told.get(size) != text:
             print(f"maximum speed-up at {size_text(size)} px: {text}", flush=True)
         if not told:
-            contestants = (len(args.attention) or 1) * (len(args.tokens) or 1)
-            contestants = (contestants + 1) * len(args.runtime) if args.runtime else contestants
-            _print_estimate(conditions.seconds(contestants, len(args.size) or 1))
+            variants = (len(args.attention) or 1) * (len(args.tokens) or 1)
+            variants = (variants + 1) * len(alone) if alone else variants
+            _print_estimate(conditions.seconds(variants, len(args.size) or 1))
         told[size] = text
 
     with output.steps() as say:
         conditions = Conditions(
             batch=args.batch,
             threads=args.threads,
-            compile=args.compile,
+            compile=compiled,
             budget=args.budget,
             memory=rest,
             throughput=rest,
@@ -100,18 +86,18 @@ def run(args: argparse.Namespace) -> None:
         opening = {"weights": args.weights, "pretrained": args.pretrained}
         opening |= {"below_breakeven": args.below_breakeven, "predictor": args.predictor}
         opening |= {"readout": args.readout}
-        opening |= {"tokens": args.tokens, "runtimes": args.runtime}
+        opening |= {"tokens": args.tokens, "runtimes": alone}
         rows: list[Measurement] = []
         failures: list[str] = []
         for row in bench_rows(args.model, args.attention, args.size, conditions, failures=failures, **opening):
             cap(row.setup.size, row.limit_text())
-            if not args.runtime:  # where a row says little without the others
+            if not alone:  # a row of the runtime table says little without the others
                 print(
                     f"{row.label} at {size_text(row.setup.size)} px: {row.latency_ms:.1f} ms, {row.verdict}", flush=True
                 )
             rows.append(row)
     print()
-    if args.runtime:
+    if alone:
         _print_runtimes(args.model, rows, failures)
     else:
         _print_rows(args.model, rows)
@@ -129,7 +115,7 @@ def _cap_by_macs(macs: Macs | None) -> str:
     from attendless.measure.measurement import limit_by_macs
 
     if macs is None:
-        return "there is no formula for this model, so its MACs are counted by running it, after the timing"
+        return "no formula exists for this model: its MACs are counted by running it, after the timing"
     return limit_by_macs(macs.cap, macs.share)
 
 
@@ -175,7 +161,7 @@ def _print_rows(title: str, rows: list[Measurement]) -> None:
 
 
 def _print_runtimes(title: str, rows: list[Measurement], failures: list[str]) -> None:
-    """Runtime × attention: the speed-up within a runtime, and of runtime and attention together."""
+    """Runtime × attention: the speed-up within each runtime, and over timm's model in eager PyTorch."""
     from attendless.sizes import size_text
     from attendless.stamp import stamp_line
 
@@ -202,7 +188,7 @@ def _print_runtimes(title: str, rows: list[Measurement], failures: list[str]) ->
 
 
 def _print_parts(rows: list[Measurement]) -> None:
-    """The layer view: the time of each part of a model, the baseline's line first."""
+    """Latency per part of the model, with the original model's line above those it is compared with."""
     from attendless.measure.parts import PARTS
     from attendless.sizes import size_text
 
@@ -222,7 +208,7 @@ def _print_parts(rows: list[Measurement]) -> None:
 
 
 def _print_estimate(seconds: float) -> None:
-    """How long it will take, if that is worth saying."""
+    """Print how long the benchmark takes, if it is more than a few seconds."""
     minutes, rest = divmod(round(seconds), 60)
     text = f"{minutes} min {rest} s" if minutes else f"{rest} s"
     if seconds > 20:

@@ -15,7 +15,7 @@ from . import arguments, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("spec", metavar="SPEC", nargs="+", help="attentions, such as foveal:keep=0.1 or your own")
+    parser.add_argument("spec", metavar="SPEC", nargs="+", help="attention specs, such as foveal:keep=0.1, or your own")
     arguments.json(parser)
 
 

@@ -1,5 +1,5 @@
-"""Put another attention into a pretrained model, without training, and write it as one file that knows its own model,
-attention and preprocessing. The report says, layer by layer, what was done, why, and what it can gain.
+"""Replace the attention of a pretrained model, without training, and write it to one file that stores its model,
+attention and preprocessing. The report states for each layer what was done, why, and its maximum speed-up.
 
 examples:
   attendless convert deit_tiny_patch16_224 --weights deit.safetensors --attention foveal:keep=0.1 --size 384 --out fast.safetensors
@@ -7,7 +7,7 @@ examples:
   attendless convert vit_base_patch16_siglip_224 --attention foveal:keep=0.1 --layers 2: --below-breakeven keep
   attendless convert deit_tiny_patch16_224 --weights deit.safetensors --tokens tome:r=8 --out fast.safetensors
   attendless convert deit_tiny_patch16_224 --weights deit.safetensors --attention lavit:vanilla=8 --fit photos --out fast.safetensors
-  attendless convert fast.safetensors --attention full --tokens none --out dense.safetensors
+  attendless convert fast.safetensors --attention full --tokens none --out original.safetensors
 """  # noqa: E501 (commands are to be copied whole)
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-#: How many images `--data` gives the comparison, and `--fit` the fitting.
+#: How many images `--data` and `--fit` use.
 IMAGES = 32
 
 
@@ -33,14 +33,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.predictor(parser)
     arguments.readout(parser)
     arguments.size(parser, many=False)
-    parser.add_argument("--layers", metavar="L", help="layers to convert, such as 2: or :4 or 0,3-5 (default: all)")
-    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=arguments.BREAKEVEN)
-    parser.add_argument("--fit", metavar="DIR", help=f"fit less to the original's scores on {IMAGES} images from here")
-    parser.add_argument("--check", action="store_true", help="compare both models' outputs, on noise or on --data")
-    parser.add_argument("--data", metavar="DIR", help=f"compare them on {IMAGES} images from here (implies --check)")
-    parser.add_argument(
-        "--out", metavar="F", type=arguments.target("model"), help="where to write the model, a .safetensors file"
-    )
+    arguments.layers(parser, "convert", "all")
+    arguments.below_breakeven(parser)
+    text = f"fit lavit attention to the original's scores on {IMAGES} images of this folder (default: not fitted)"
+    parser.add_argument("--fit", metavar="DIR", help=text)
+    parser.add_argument("--check", action="store_true", help="compare the outputs of both models on noise or on --data")
+    text = f"compare the outputs on {IMAGES} images of this folder; implies --check (default: noise)"
+    parser.add_argument("--data", metavar="DIR", help=text)
+    text = "file to write the model to, .safetensors (default: not written)"
+    parser.add_argument("--out", metavar="F", type=arguments.target("model"), help=text)
     arguments.json(parser)
 
 
@@ -79,7 +80,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _images(model: Any, data: str | None) -> Tensor:
-    """What both models are shown: images, prepared as the model wants them, or noise."""
+    """The inputs of both models: preprocessed images, or noise."""
     import torch
 
     from attendless.data import open_data
@@ -93,7 +94,7 @@ def _images(model: Any, data: str | None) -> Tensor:
 
 
 def _next(args: argparse.Namespace, random: bool) -> list[str]:
-    """What to do with the file now; there is nothing to evaluate in random weights."""
+    """The commands to run next on the file; random weights are not worth an evaluation."""
     import shlex
 
     plugins = "".join(f" --plugin {shlex.quote(name)}" for name in (*args.plugin, *args.plugin_of_command))

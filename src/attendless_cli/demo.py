@@ -1,6 +1,6 @@
-"""The first ten minutes, on pictures that come with attendless. Six attentions are trained alike and compared; then the
-model that learned with full attention is converted, without training, at 2,304 tokens: what becomes of its answers, its
-milliseconds and its memory. One page shows both. The same command on the same folder goes on where it stopped.
+"""A first tour in about ten minutes, on data that comes with attendless. It trains and compares six attentions under
+identical conditions. Then it converts the model trained with full attention, without training, at 2,304 tokens and
+measures predictions, latency and memory. One page shows both. The same command on the same folder resumes.
 
 examples:
   attendless demo
@@ -15,13 +15,14 @@ import sys
 from . import arguments, output
 from .compare import tell
 
-#: As measured (docs/results/compare.md); the comparison says how long it will take here.
+#: As measured (docs/results/compare.md). The comparison prints an estimate for this machine.
 MINUTES = 9
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="DIR", default="attendless-out/demo", help="folder (default: %(default)s)")
-    parser.add_argument("--jobs", metavar="J", type=arguments.positive, help="runs at a time (default: one per core)")
+    text = "folder for runs, results and report"
+    parser.add_argument("--out", metavar="DIR", default="attendless-out/demo", help=text)
+    arguments.jobs(parser)
     arguments.json(parser)
 
 
@@ -32,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from attendless.stamp import cores
     from attendless_lab.compare.demo import demo
 
-    Path(args.out).mkdir(parents=True, exist_ok=True)  # or it is said before anything else
-    print(f"about {MINUTES} minutes on two cores; here are {cores()}", file=sys.stderr, flush=True)
+    Path(args.out).mkdir(parents=True, exist_ok=True)  # an error here is reported before any work
+    print(f"about {MINUTES} minutes on two cores; this machine has {cores()}", file=sys.stderr, flush=True)
     found = demo(
         args.out,
         jobs=args.jobs,

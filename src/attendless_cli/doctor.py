@@ -1,5 +1,5 @@
-"""Say what this installation and this machine can do: versions, threads, instruction sets, whether bf16 is safe here,
-whether the native kernels were built, which extras are installed.
+"""Report what this installation and this machine support: versions, threads, instruction sets, whether bf16 is safe,
+whether the native kernels were built, and which extras are installed.
 
 examples:
   attendless doctor

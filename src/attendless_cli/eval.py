@@ -1,12 +1,11 @@
-"""Measure accuracy on a folder of images: top-1 and top-5 with their uncertainty, and agreement with the dense model.
-Several attentions are measured in one pass; the dense model's answers are shared, so differences are paired, image by
-image. Every attention is measured as asked, a saved file as it is, also where attending less does not pay.
+"""Measure accuracy on a folder of images: top-1 and top-5 with confidence intervals, and top-1 agreement with the
+original model. Several attentions are measured in one pass over the images, so differences are paired per image. Every
+attention is measured as given, and a saved file as it is, also where sparser attention is not faster.
 
 Folders are matched to the model's classes by the names stored in its file, by ImageNet's (n01440764), by class index,
-or, if the model knows no names, in sorted order; some of the classes are enough. With --no-labels any folder will do.
+or, if the model stores no names, in sorted order; a subset of the classes is enough. With --no-labels any folder works.
 
-A detector or segmentor that `train --task` left is measured by COCO's average precisions, or by mean intersection over
-union.
+A detector or segmentor from `train --task` is measured by COCO's average precision, or by mean intersection over union.
 
 examples:
   attendless eval deit_tiny_patch16_224 --weights deit.safetensors --data imagenet/val --attention foveal:keep=0.1
@@ -32,26 +31,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.readout(parser)
     arguments.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
-    parser.add_argument("--no-labels", action="store_true", help="measure agreement alone, whatever the folders are")
+    parser.add_argument("--no-labels", action="store_true", help="measure agreement alone; folder names do not matter")
     arguments.crop_pct(parser)
     arguments.task(parser)
-    text = "segmentation: average answers over six scales and mirror images"
+    text = "segmentation: average the predictions over six scales and their mirror images"
     parser.add_argument("--several-scales", action="store_true", help=text)
-    text = "images at a time (default: 32; of detection and segmentation 4)"
+    text = "images per forward pass (default: 32; 4 for detection and segmentation)"
     parser.add_argument("--batch", metavar="B", type=arguments.positive, help=text)
-    parser.add_argument(
-        "--limit", metavar="N", type=arguments.positive, help="use N images spread evenly over the folder"
-    )
-    parser.add_argument(
-        "--workers", metavar="W", type=arguments.count, default=1, help="processes that decode images (default: 1)"
-    )
+    arguments.images(parser, "all")
+    text = "processes that decode images"
+    parser.add_argument("--workers", metavar="W", type=arguments.count, default=1, help=text)
     arguments.threads(parser)
     arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    import torch
-
     from attendless.convert import open_model
     from attendless.data.labels import NO_LABELS, match_labels
     from attendless.data.opening import open_data
@@ -60,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from attendless.measure.macs import count
     from attendless.sizes import input_size
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    arguments.use_threads(args)
     if tasks.task_of(args.model, args.task) != "classification":
         return tasks.evaluate(args)
     if args.several_scales:
@@ -72,14 +65,14 @@ def run(args: argparse.Namespace) -> int:
     dense, models = contestants(model, args.attention, args.tokens, args.predictor, args.readout)
     size = args.size or input_size(model)
     skipped: list[str] = []
-    with output.progress("images", min(args.limit or len(source), len(source))) as step:
+    with output.progress("images", min(args.images or len(source), len(source))) as step:
         found = evaluate(
             dense,
             models,
             source,
             preprocessing(model, size, args.crop_pct),
             labels=labels,
-            limit=args.limit,
+            limit=args.images,
             batch=args.batch or 32,
             workers=args.workers,
             progress=step,
@@ -103,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 def contestants(
     model: Any, attentions: list[str], tokens: list[str], predictor: str | None, readout: bool | None = None
 ) -> tuple[Any, dict[str, Any]]:
-    """The dense model, and what was asked for, in the words it was asked for; what amounts to the same is one."""
+    """The original model, and each variant by its text as given; variants that compute the same are one."""
     from attendless.convert import convert
     from attendless.measure.measurement import made_of
     from attendless.measure.subject import attention_of, converted, original, tokens_of
@@ -125,7 +118,7 @@ def contestants(
 
 
 def _made(model: Any) -> dict[str, Any]:
-    """What stands in a contestant."""
+    """The attention and token reducer of a variant."""
     from attendless.measure.subject import attention_of, tokens_of
 
     return {"attention": attention_of(model), "tokens_spec": tokens_of(model) or None}
@@ -147,18 +140,18 @@ def _title(data: str, row: dict[str, Any]) -> str:
     return f"{model} · {row['size'][0]}x{row['size'][1]} px · {row['images']} images{some} of {data}"
 
 
-#: How folders became classes, in arguments.
+#: How folders were matched to classes.
 LABELS = {
     "by name": "Folders were matched to the model's classes by name.",
     "ImageNet": "Folders were matched to the model's classes by ImageNet's names.",
     "by index": "Folders were matched to the model's classes by their index.",
-    "in sorted order": "The model knows no names of its classes: folders were matched to them in sorted order.",
+    "in sorted order": "The model stores no class names: folders were matched to its classes in sorted order.",
     "none": "Without labels only agreement is measured.",
 }
 
 
 def _note(row: dict[str, Any]) -> str:
-    random = "The weights are random: these numbers say nothing of a trained model. Give --weights F.\n"
+    random = "The weights are random: these numbers say nothing about a trained model. Give --weights F.\n"
     return (
         f"{random if row['weights'] == 'random' else ''}{LABELS[row['labels']]}\n"
         "vs dense: points of top-1 against the dense model on the same images. agreement: share of images with the "

@@ -1,11 +1,11 @@
-"""Look at a model's attention in the browser: drop a picture, click a patch, choose layer, head, attention and
-keep-rate, and see which keys two models see sharply, their maps beside full attention's, what they answer, and the
-milliseconds and MACs that takes. The page is served on this machine alone and asks nothing of the network.
+"""Inspect a model's attention in the browser: drop an image, click a patch, choose layer, head, attention and keep
+rate. The page shows which keys two models select, their maps beside those of full attention, their predictions,
+latency and MACs. The page is served on this machine alone and uses no network.
 
 examples:
-  attendless explore --weights deit.safetensors
-  attendless explore --model deit_tiny_patch16_224 --weights deit.safetensors --image dog.jpg
-  attendless explore --model vit_small_patch16_384 --pretrained --attention foveal:keep=0.05 window:size=6
+  attendless explore deit_tiny_patch16_224 --weights deit.safetensors
+  attendless explore deit_tiny_patch16_224 dog.jpg --weights deit.safetensors
+  attendless explore vit_small_patch16_384 --pretrained --attention foveal:keep=0.05 window:size=6
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import threading
 
 from . import arguments, output
 
-MODEL, ATTENTIONS = "deit_tiny_patch16_224", ("foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled")
+#: The attentions shown if none is given.
+ATTENTIONS = ("foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", metavar="MODEL", default=MODEL, help=f"{arguments.MODEL} (default: {MODEL})")
-    arguments.weights(parser)
+    arguments.model(parser)
+    text = "the image to begin with (default: one that comes with Matplotlib)"
+    parser.add_argument("image", metavar="IMAGE", nargs="?", help=text)
     text = "the two attentions to begin with, and others to offer (default: {} and {})".format(*ATTENTIONS)
     parser.add_argument("--attention", metavar="A", nargs="+", default=[], help=text)
     arguments.predictor(parser)
     arguments.size(parser, many=False)
     arguments.crop_pct(parser)
-    parser.add_argument("--image", metavar="F", help="the picture to begin with (default: one that Matplotlib brings)")
-    text = "address to serve at (default: 127.0.0.1, this machine alone)"
-    parser.add_argument("--host", metavar="H", default="127.0.0.1", help=text)
-    parser.add_argument("--port", metavar="N", type=_port, default=7860, help="port to serve at (default: 7860)")
+    arguments.host(parser)
+    parser.add_argument("--port", metavar="P", type=_port, default=7860, help="port to listen on")
     arguments.threads(parser)
     arguments.json(parser)
 
@@ -42,8 +42,6 @@ def _port(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
-
     from attendless.attention import named
     from attendless.convert import open_model
     from attendless.convert.source import random_weights
@@ -54,9 +52,8 @@ def run(args: argparse.Namespace) -> None:
     from attendless_lab.explore.picture import first_picture, prepare
     from attendless_lab.explore.sides import Explorer
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
-    for spec in args.attention:  # mistakes are said before any work is done
+    arguments.use_threads(args)
+    for spec in args.attention:  # report mistakes before any work is done
         named(spec)
     page.check_place(args.host, args.port)
     picture = first_picture() if args.image is None else load_image(args.image)
@@ -65,10 +62,10 @@ def run(args: argparse.Namespace) -> None:
     size = args.size or input_size(model)
     transform = preprocessing(model, size, args.crop_pct)
     explorer = Explorer(model, args.predictor)
-    note = f"**{model_name(model)}** at {size_text(size)} px. Click a patch in any picture, or use the arrow keys."
+    note = f"**{model_name(model)}** at {size_text(size)} px. Click a patch in any image, or use the arrow keys."
     if random_weights(args.model, **given):
-        note += " Its weights are random: this is what it looks at before it has learned anything (`--weights`)."
-        print("random weights: give --weights or --pretrained to see what a trained model looks at", file=sys.stderr)
+        note += " The weights are random: these are the maps of an untrained model (give `--weights`)."
+        print("random weights: give --weights or --pretrained to see the maps of a trained model", file=sys.stderr)
     shown = list(dict.fromkeys([*args.attention, *ATTENTIONS]))
     with page.own_folder():
         built = page.build(explorer, transform, prepare(picture, transform), shown, note)

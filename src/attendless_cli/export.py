@@ -1,11 +1,11 @@
-"""Write a model for another runtime: ONNX (standard operators, runs anywhere; --kernels: with ours, for ONNX Runtime),
-OpenVINO (with our kernels, where they can be built) or pt2 (torch.export, with our operators).
+"""Write a model for another runtime: ONNX (standard operators, runs anywhere; --kernels: with our kernels, for ONNX
+Runtime), OpenVINO (with our kernels, where they can be built) or pt2 (torch.export, with our operators).
 
-The file is compared with the PyTorch model before it is there; one that computes something else is an error, and
-nothing is written. Speed is measured against the same model in PyTorch, and against the dense model exported the same
-way. What was found is printed, and stored in the file.
+Outputs are compared with the PyTorch model before the file is moved to its final path; if they differ, nothing is
+written. Latency is compared with the same model in PyTorch, and with the original model exported the same way. The
+results are printed and stored in the file.
 
-A saved file is exported as it is. A model given by its name is converted as `attendless convert` does it.
+A saved file is exported as it is. A model given by name is converted as `attendless convert` does.
 
 examples:
   attendless export fast.safetensors --out fast.onnx
@@ -34,52 +34,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.predictor(parser)
     arguments.readout(parser)
     arguments.size(parser, many=False)
-    parser.add_argument("--below-breakeven", choices=("full", "keep"), default="full", help=arguments.BREAKEVEN)
-    parser.add_argument(
-        "--format", choices=("onnx", "openvino", "pt2"), help="what to write (default: as --out ends says)"
-    )
-    parser.add_argument(
-        "--out", metavar="F", type=arguments.target("export"), required=True,
-        help="where to write it: .onnx, .xml (OpenVINO; a .bin goes beside it) or .pt2",
-    )  # fmt: skip
-    parser.add_argument("--batch", metavar="B", type=arguments.positive, help="images at once (default: 1)")
-    parser.add_argument("--dynamic", choices=("batch",), help="take any number of images at once, in place of --batch")
-    parser.add_argument("--features", action="store_true", help="maps [B, C, h, w] in place of logits")
-    parser.add_argument("--int8", action="store_true", help="linear layers in 8-bit integers, calibrated on --data")
-    parser.add_argument("--data", metavar="DIR", help="images for --int8, and to compare on besides")
-    parser.add_argument(
-        "--limit", metavar="N", type=arguments.positive, help="measure --int8 on N of them (default: all)"
-    )
+    arguments.below_breakeven(parser)
+    text = "format of the file (default: by the ending of --out)"
+    parser.add_argument("--format", choices=("onnx", "openvino", "pt2"), help=text)
+    text = "file to write: .onnx, .xml (OpenVINO, with a .bin beside it) or .pt2"
+    parser.add_argument("--out", metavar="F", type=arguments.target("export"), required=True, help=text)
+    parser.add_argument("--batch", metavar="B", type=arguments.positive, help="images per forward pass (default: 1)")
+    text = "accept any number of images per forward pass, in place of --batch (default: a fixed batch)"
+    parser.add_argument("--dynamic", choices=("batch",), help=text)
+    parser.add_argument("--features", action="store_true", help="output feature maps [B, C, h, w] in place of logits")
+    parser.add_argument("--int8", action="store_true", help="quantize linear layers to int8, calibrated on --data")
+    text = "images to calibrate --int8 on and to compare outputs on (default: noise)"
+    parser.add_argument("--data", metavar="DIR", help=text)
+    arguments.images(parser, "all")
     parser.add_argument("--opset", metavar="N", type=arguments.positive, help="ONNX opset (default: 18)")
-    who = parser.add_mutually_exclusive_group()
-    who.add_argument(
-        "--kernels", action="store_true", default=None, dest="kernels",
-        help="with our kernels, in a library beside the file (default: where they can be had, but not in ONNX)",
-    )  # fmt: skip
-    who.add_argument(
-        "--standard", action="store_false", default=None, dest="kernels",
-        help="standard operators only, also where the runtime could have our kernels",
-    )  # fmt: skip
-    parser.add_argument(
-        "--budget", metavar="S", type=arguments.above_zero, default=4.0,
-        help="seconds of timing for each contestant (default: 4)",
-    )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="compare, but time nothing")
+    kernels = parser.add_mutually_exclusive_group()
+    text = "use our kernels, in a library beside the file (default: where available, but not in ONNX)"
+    kernels.add_argument("--kernels", action="store_true", default=None, dest="kernels", help=text)
+    text = "use standard operators only, also where the runtime supports our kernels"
+    kernels.add_argument("--standard", action="store_false", default=None, dest="kernels", help=text)
+    arguments.budget(parser, 4.0, "variant")
+    parser.add_argument("--quick", action="store_true", help="compare outputs, but measure no latency")
     arguments.threads(parser)
     arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
-
     from attendless.errors import UserError
     from attendless.export import export
     from attendless.stamp import stamp_line
 
     if args.dynamic and args.batch:
-        raise UserError("--batch and --dynamic batch: a file takes so many images at once, or any number; give one")
-    if args.threads:
-        torch.set_num_threads(args.threads)
+        raise UserError(
+            "--batch and --dynamic batch: a file takes a fixed number of images or any number; give one of the two"
+        )
+    arguments.use_threads(args)
     with output.steps() as say:
         found = export(
             args.model,
@@ -90,7 +79,7 @@ def run(args: argparse.Namespace) -> None:
             features=args.features,
             int8=args.int8,
             data=args.data,
-            limit=args.limit,
+            limit=args.images,
             kernels=args.kernels,
             opset=args.opset,
             measure=not args.quick,
@@ -111,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _breakeven(args: argparse.Namespace) -> str:
-    """A saved file gets what is asked; of a model given by its name the option says."""
+    """A saved file is converted as asked; for a model given by name the flag decides."""
     from pathlib import Path
 
     return "keep" if Path(args.model).is_file() else str(args.below_breakeven)

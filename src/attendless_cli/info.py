@@ -1,6 +1,6 @@
-"""Show what a model costs with a given attention: layers, parameters, multiply-accumulates (MACs) split into the
-attention core, projections, MLP and the rest, and the most that attending less could gain (the Amdahl cap).
-Everything is counted with the attention asked for, also where it would not pay.
+"""Print the cost of a model with given attentions: layers, parameters, multiply-accumulates (MACs) of the attention
+core, projections, MLP and the rest, and the maximum speed-up of sparser attention (Amdahl's law). Every attention is
+counted as given, also where it is not faster.
 
 examples:
   attendless info deit_small_patch16_224
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.tokens(parser)
     arguments.readout(parser, default=arguments.FOR_ALL)
     arguments.size(parser)
-    parser.add_argument("--layers", action="store_true", help="one row per layer")
+    parser.add_argument("--per-layer", action="store_true", help="also print one row per layer; always for one variant")
     arguments.json(parser)
 
 
@@ -44,7 +44,8 @@ def run(args: argparse.Namespace) -> None:
     for attention, tokens, size in wanted:
         asked = {"attention": attention, "tokens": tokens, "size": size, "below_breakeven": "keep"}
         model = open_model(args.model, **asked, **opening)
-        model = model if exchangeable(model) else convert(model, "full")  # the same function, and it can be counted
+        if not exchangeable(model):
+            model = convert(model, "full")  # the same function, whose MACs are counted by formula
         found = layer_costs(model, size)
         row = _row(args.model, model, found, size or input_size(model))
         rows.append(row)
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
         "cap",
     )
     output.print_table(args.model, columns, table, note=NOTE)
-    if args.layers or len(rows) == 1:
+    if args.per_layer or len(rows) == 1:
         for title, found in per_layer:
             print()
             _print_layers(title, found)
@@ -73,8 +74,8 @@ def run(args: argparse.Namespace) -> None:
 
 
 NOTE = (
-    "MACs: multiply-accumulates for one image. cap: the most the whole model could gain if the attention core cost "
-    "nothing;\nmeasure what it does gain here with `attendless bench`."
+    "MACs: multiply-accumulates for one image. cap: the maximum speed-up (Amdahl's law), if the attention core cost "
+    "nothing;\nmeasure the speed-up on this machine with `attendless bench`."
 )
 
 
@@ -140,5 +141,5 @@ def _print_layers(title: str, found: list) -> None:
     ]
     columns = ("layer", "grid", "params", "MACs", "core", "projections", "MLP", "other", "attention", "backend")
     shown = folded(table)
-    note = "Where layers are alike, the figures are of one of them." if len(shown) < len(table) else ""
+    note = "Rows of several equal layers show the figures of one of them." if len(shown) < len(table) else ""
     output.print_table(title, columns, shown, note=note)

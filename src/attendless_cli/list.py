@@ -1,4 +1,4 @@
-"""List the attentions and token reducers that exist, with their options, and the models they can be put into.
+"""List the attentions and token reducers with their options, and the models that can be converted.
 
 examples:
   attendless list
@@ -15,7 +15,9 @@ from . import arguments, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", nargs="?", help="one attention or reducer: show its options in full")
+    parser.add_argument(
+        "name", metavar="NAME", nargs="?", help="one attention or reducer: show its options in full (default: list all)"
+    )
     arguments.json(parser)
 
 
@@ -50,7 +52,7 @@ def run(args: argparse.Namespace) -> None:
             print(f"{alias} is another name of {name}")
         print(_wrapped(f"models of our own: {', '.join(models)}"))
         print(_wrapped(f"models that can be converted: {', '.join(convertible)}"))
-        print("\none of them in full: attendless list NAME")
+        print("\nmore about one of them: attendless list NAME")
     listed = {"attentions": rows, "aliases": aliases(), "reducers": more}
     output.write_json(args.json, {**listed, "models": models, "convertible": convertible})
 

@@ -1,4 +1,4 @@
-"""What commands print and write: tables for people, JSON for programs."""
+"""Tables, progress and JSON: what commands print and write."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 TEXT = frozenset(
     {
         *("attention", "options", "why", "note", "backend", "value", "quantity", "source", "grid", "what it is"),
-        *("computed by", "result", "verdict", "range", "against dense", "reducer", "runtime"),
+        *("computed by", "result", "verdict", "range", "against dense", "reducer", "runtime", "recipe", "used by"),
     }
 )
 

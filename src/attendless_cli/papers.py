@@ -1,4 +1,5 @@
-"""Print the papers' tables with our own counts beside the printed numbers. Without a name: list the tables and figures.
+"""Print the tables of the papers with our own counts beside the printed numbers. Without a name: list the tables and
+figures.
 
 examples:
   attendless papers
@@ -19,27 +20,30 @@ from . import arguments, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", metavar="TABLE", nargs="?", help="a table's name, such as lavit-2")
-    parser.add_argument("--markdown", action="store_true", help="print as Markdown; without a table, all of them")
-    parser.add_argument("--time", action="store_true", help="also time the models here, where the table has models")
-    small = parser.add_argument_group("a paper's question, trained at small scale")
-    small.add_argument("--scale", choices=("full", "small"), default="full", help="small: train the table's study")
-    small.add_argument("--data", metavar="DIR", help="the study's pictures, such as Imagenette's folder")
-    small.add_argument("--out", metavar="DIR", help="the study's folder; what it holds is not done again")
-    small.add_argument("--minutes", metavar="M", type=arguments.above_zero, help="begin no run after so many minutes")
-    small.add_argument("--results", metavar="F", help="a study's JSON: print its page, train nothing")
-    small.add_argument("--figure", metavar="F", help="draw the study's rows")
+    text = "name of a table, such as lavit-2 (default: list them)"
+    parser.add_argument("table", metavar="TABLE", nargs="?", help=text)
+    parser.add_argument("--markdown", action="store_true", help="print Markdown; without TABLE, of every table")
+    parser.add_argument("--time", action="store_true", help="also measure the latency of the table's models here")
+    small = parser.add_argument_group("a paper's question at small scale")
+    text = "full counts the table's models, small trains the table's study"
+    small.add_argument("--scale", choices=("full", "small"), default="full", help=text)
+    text = "images of the study, such as Imagenette's folder (default: none; needed unless --results)"
+    small.add_argument("--data", metavar="DIR", help=text)
+    text = "folder of the study; finished runs are not repeated (default: none; needed unless --results)"
+    small.add_argument("--out", metavar="DIR", help=text)
+    text = "start no run after this many minutes (default: no limit)"
+    small.add_argument("--minutes", metavar="M", type=arguments.above_zero, help=text)
+    text = "JSON of a study: print its page and train nothing (default: train)"
+    small.add_argument("--results", metavar="F", help=text)
+    small.add_argument("--figure", metavar="F", help="draw the study's rows to this file (default: in --out)")
     arguments.threads(parser)
     arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
-
     from attendless.errors import UserError
 
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    arguments.use_threads(args)
     given = [f"--{name}" for name in ("data", "out", "minutes", "results", "figure") if getattr(args, name) is not None]
     if given and args.scale != "small":
         raise UserError(f"{', '.join(given)}: these belong to a study, so --scale small")

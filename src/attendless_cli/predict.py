@@ -1,9 +1,9 @@
-"""Say what is in pictures: from a model with its weights, a file attendless saved, or one it exported. Folders are gone
-through with everything below them. A picture that cannot be read is named and counted, and the exit code is 1. A
-detector or segmentor that `train --task` left draws what it found: --out DIR is then the folder for the pictures.
+"""Classify images with a model and its weights, a file that attendless saved, or one that it exported. Folders are
+searched recursively. An image that cannot be read is named and counted, and the exit code is 1. A detector or segmentor
+from `train --task` draws its predictions; --out DIR is then the folder for the images.
 
---out DIR writes the answers as Parquet, shard by shard; the same command goes on where it stopped. --ray ADDRESS hands
-the shards to a Ray cluster; pictures, model and DIR must then be on a file system that its machines share.
+--out DIR writes the predictions as Parquet, shard by shard; the same command resumes. --ray ADDRESS hands the shards to
+a Ray cluster; images, model and DIR must then be on a file system that its machines share.
 
 examples:
   attendless predict deit_tiny_patch16_224 dog.jpg --weights deit.safetensors
@@ -22,30 +22,24 @@ from typing import Any
 
 from . import arguments, output, tasks
 
-#: Pictures whose answers are printed.
+#: Images whose predictions are printed.
 SHOWN = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=f"{arguments.MODEL}, or exported (.onnx, .xml, .pt2)")
-    parser.add_argument("images", metavar="IMAGE|DIR", nargs="+", help="pictures, or folders of them")
     arguments.opening(parser)
-    parser.add_argument(
-        "--topk", metavar="K", type=arguments.positive, default=5, help="answers a picture (default: 5)"
-    )
-    text = "also give what the model computes before its classifier"
-    parser.add_argument("--features", action="store_true", help=text)
-    parser.add_argument(
-        "--batch", metavar="B", type=arguments.positive, default=32, help="images at a time (default: 32)"
-    )
-    parser.add_argument(
-        "--out", metavar="DIR", help="folder for the answers as Parquet; the same command goes on there"
-    )
-    text = "pictures in one Parquet file of --out (default: 1024)"
+    parser.add_argument("images", metavar="IMAGE|DIR", nargs="+", help="images, or folders of images")
+    text = "predictions per image"
+    parser.add_argument("--topk", metavar="K", type=arguments.positive, default=5, help=text)
+    arguments.features(parser)
+    arguments.batch(parser, 32)
+    text = "folder for the predictions as Parquet; a run in it is resumed (default: print them)"
+    parser.add_argument("--out", metavar="DIR", help=text)
+    text = "images per Parquet file of --out"
     parser.add_argument("--shard", metavar="N", type=arguments.positive, default=1024, help=text)
-    text = "compute on a Ray cluster: its address, `auto` or `local`; needs --out"
+    text = "compute on a Ray cluster: its address, `auto` or `local`; needs --out (default: on this machine)"
     parser.add_argument("--ray", metavar="ADDRESS", help=text)
-    text = "detectors: draw what is at least so sure (default: 0.5)"
+    text = "detectors: lowest score of a box that is drawn (default: 0.5)"
     parser.add_argument("--score", metavar="P", type=arguments.share, help=text)
     arguments.json(parser)
 
@@ -61,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     if args.ray and not args.out:
         raise UserError("--ray needs --out DIR, a folder that all machines of the cluster share")
     if args.out and args.json:
-        raise UserError("--out DIR holds the answers: --json would repeat them; give one of the two")
+        raise UserError("--out DIR holds the predictions, which --json would repeat: give one of the two")
     images = find_pictures(args.images)
     opening = arguments.opened(args, features=args.features)
     if args.out:
@@ -88,21 +82,21 @@ def _into_folder(args: argparse.Namespace, opening: Any, images: tuple[str, ...]
     missing = begin(plan, args.out)
     left = sum(len(shard.images) for shard in missing)
     if left < len(images):
-        print(f"{len(images) - left:,} of {len(images):,} images were answered before", file=sys.stderr)
+        print(f"{len(images) - left:,} of {len(images):,} images were predicted before", file=sys.stderr)
     if missing:
-        predictor = opening.open()  # what is wrong with it is said here, not on the cluster
+        predictor = opening.open()  # errors are reported here, not on the cluster
         _tell(predictor.card)
         done = compute_on_ray(args.ray, plan, missing) if args.ray else compute_here(predictor, plan, missing)
         with output.progress("images", left) as step:
             for count in done:
                 step(count)
-    print(f"answers to {len(images):,} images, in {args.out}")
+    print(f"predictions for {len(images):,} images, in {args.out}")
     return _count(unreadable(plan.shards(Path(args.out))), len(images))
 
 
 def _tell(card: Any) -> None:
     if card.random:
-        print("random weights: these answers mean nothing. Give --weights F", file=sys.stderr)
+        print("random weights: these predictions mean nothing. Give --weights F", file=sys.stderr)
 
 
 def _about(card: Any) -> dict[str, Any]:
@@ -126,11 +120,11 @@ def _print(answers: list[Any]) -> None:
             shown = ", ".join(f"{value:.3f}" for value in answer.features[:4])
             print(f"  features: {shown}, … ({len(answer.features)} numbers)")
     if len(answers) > SHOWN:
-        print(f"… {len(answers):,} images in all: --json F or --out DIR keeps every answer")
+        print(f"… {len(answers):,} images in all: --json F or --out DIR stores every prediction")
 
 
 def _count(bad: list[str], tried: int) -> int:
-    """Name the first few pictures that could not be read, and count them: the exit code."""
+    """Name the first images that could not be read, and count them; returns the exit code."""
     for reason in bad[:5]:
         print(f"skipped: {reason}", file=sys.stderr)
     if bad:

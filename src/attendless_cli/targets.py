@@ -1,5 +1,5 @@
-"""The files a command will write, looked at before any work is done: what cannot be written, or would destroy something,
-is said at once."""
+"""Checks of the files that a command will write, made before any work is done: a file that cannot be written, or that
+would destroy another, is reported at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 from .arguments import Target
 
-#: Kind of target → the endings its name may have; the others may be called anything.
+#: Kind of target → the endings that its name may have; other kinds may have any name.
 ENDINGS = {
     "model": (".safetensors",),
     "picture": (".png", ".svg", ".pdf"),
     "export": (".onnx", ".xml", ".pt2"),
 }
-#: Kind of target, or a picture's ending → how a file begins that attendless may have written.
+#: Kind of target, or the ending of a picture → how a file that attendless wrote begins.
 BEGINNINGS = {
     "json": re.compile(rb'\s*\{\s*"stamp":'),
     "page": re.compile(rb"\s*(<!doctype html|<html)", re.IGNORECASE),
@@ -85,21 +85,21 @@ def _no_room(target: Target) -> str:
     if not folder.is_dir():
         return f"{str(folder)!r} is not a folder"
     try:
-        tempfile.TemporaryFile(dir=folder).close()  # the only answer that holds for every file system and user
+        tempfile.TemporaryFile(dir=folder).close()  # the only test that is right for every file system and user
     except OSError as error:
         return f"nothing can be written in {str(folder)!r}: {error.strerror}"
     return ""
 
 
 def _ours(target: Target) -> bool:
-    """Whether an existing file may be written over: it is of the kind we write, or holds nothing."""
+    """Whether an existing file may be overwritten: it is of the kind that attendless writes, or empty."""
     from attendless.storage import metadata
 
     if os.path.getsize(target) == 0:
         return True
     if target.kind == "model":
         return "attendless" in metadata(target)
-    if target.kind == "export":  # it says so of itself, anywhere in it
+    if target.kind == "export":  # exported files contain the name
         return b"attendless" in Path(target).read_bytes()
     with open(target, "rb") as file:
         start = file.read(4096)
@@ -107,7 +107,7 @@ def _ours(target: Target) -> bool:
 
 
 def _clash(flag: str, targets: dict[str, Target], args: argparse.Namespace) -> str:
-    """Which other file of this command a target is: another it writes, or one it reads."""
+    """Why a target clashes with another file that this command writes or reads; empty if it does not."""
     target = targets[flag]
     for other, path in targets.items():
         if other != flag and _same(target, path):
@@ -124,5 +124,5 @@ def _read(args: argparse.Namespace) -> Iterator[str]:
 
 def _same(one: str, other: str) -> bool:
     if os.path.exists(one) and os.path.exists(other):
-        return os.path.isfile(one) and os.path.samefile(one, other)  # into a device anything may be written twice
+        return os.path.isfile(one) and os.path.samefile(one, other)  # a device may be written twice
     return os.path.realpath(one) == os.path.realpath(other)

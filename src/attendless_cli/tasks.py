@@ -1,4 +1,4 @@
-"""Detection and segmentation in the commands that serve every task: what task a model is for, its table, its pictures."""
+"""Detection and segmentation in the commands that serve every task: the task of a model, `eval` and `predict`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from . import output
 
 
 def task_of(model: str, asked: str | None = None) -> str:
-    """The task of a saved file, or what was asked for, which must not be another."""
+    """The task of a saved file, or the one given; the two must not differ."""
     from attendless.convert.files import read_header
-    from attendless.dense.model import TASKS
-    from attendless.errors import UserError, unknown
+    from attendless.errors import UserError
 
-    if asked is not None and asked not in ("classification", *TASKS):
-        raise unknown("task", asked, ("classification", *TASKS))
     own = None
     if os.path.isfile(model):
         try:
             own = (read_header(model).get("task") or {}).get("name")
-        except UserError:  # said better where the file is opened
+        except UserError:  # opening the file reports it better
             own = None
     if own is not None and asked not in (None, own):
         raise UserError(f"--task {asked}: {model!r} holds a model for {own}")
@@ -32,17 +29,17 @@ def task_of(model: str, asked: str | None = None) -> str:
 
 
 def open_file(args: argparse.Namespace) -> Any:
-    """The dense model in a file that `train` left."""
+    """The detector or segmentor in a file that `train` wrote."""
     from attendless.convert.files import load
     from attendless.errors import UserError
 
     if not os.path.isfile(args.model):
-        raise UserError(f"--task {args.task}: expected a file that `attendless train --task` left, not {args.model!r}")
+        raise UserError(f"--task {args.task}: expected a file that `attendless train --task` wrote, not {args.model!r}")
     return load(args.model)
 
 
 def evaluate(args: argparse.Namespace) -> int:
-    """`eval` of a dense model."""
+    """`eval` of a detector or segmentor."""
     from attendless.dense.evaluating import evaluate as measure
     from attendless.dense.evaluating import judged
     from attendless.dense.training import with_attention
@@ -52,7 +49,7 @@ def evaluate(args: argparse.Namespace) -> int:
         if getattr(args, flag):
             raise UserError(f"--{flag.replace('_', '-')} is for classification")
     model = open_file(args)
-    source = judged(model, args.data, args.limit)
+    source = judged(model, args.data, args.images)
     rows = []
     for attention in args.attention or [None]:
         for tokens in args.tokens or [None]:
@@ -92,7 +89,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def predict(args: argparse.Namespace, images: Sequence[str]) -> int:
-    """`predict` of a dense model: each picture with boxes or a mask drawn on, into the folder --out."""
+    """`predict` of a detector or segmentor: write each image with boxes or a mask drawn on to the folder --out."""
     from pathlib import Path
 
     from attendless.data.source import BadImage, load_image
@@ -102,7 +99,7 @@ def predict(args: argparse.Namespace, images: Sequence[str]) -> int:
     from attendless.storage import atomic
 
     if not args.out:
-        raise UserError("--out DIR is needed: the folder for the pictures with what was found drawn on")
+        raise UserError("--out DIR is needed: the folder for the images with boxes or masks drawn on")
     given = (
         "weights",
         "pretrained",
@@ -130,7 +127,7 @@ def predict(args: argparse.Namespace, images: Sequence[str]) -> int:
             continue
         found = find(model, image, score=args.score or 0.5)
         stem = Path(name).stem
-        drawn[stem] += 1  # pictures of the same name in other folders get a number
+        drawn[stem] += 1  # images of the same name in other folders get a number
         target = Path(args.out) / (f"{stem}.png" if drawn[stem] == 1 else f"{stem}-{drawn[stem]}.png")
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:

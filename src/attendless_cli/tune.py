@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--tokens",
         metavar="T",
         default="tome",
-        help="token reducer whose schedules are searched (default: tome); a spec with options, such as tome:r=8, is "
-        "taken as it is; none: tokens stay unchanged",
+        help="token reducer whose schedules are searched; a spec with options, such as tome:r=8, is taken as it is; "
+        "none: tokens stay unchanged",
     )
     parser.add_argument(
         "--rates", metavar="R", type=arguments.share, nargs="+", help="keep rates to choose from (default: 0.05 to 0.5)"
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target-ms",
         metavar="T",
         type=arguments.above_zero,
-        help="largest latency in ms per image, instead of --max-drop",
+        help="highest latency in ms per image, in place of --max-drop (default: no limit)",
     )
     parser.add_argument(
         "--accuracy",
@@ -65,9 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     arguments.size(parser)
     arguments.crop_pct(parser)
-    parser.add_argument(
-        "--batch", metavar="B", type=arguments.positive, default=1, help="batch size to time (default: 1)"
-    )
+    arguments.batch(parser, 1)
     parser.add_argument(
         "--images", metavar="N", type=arguments.positive, default=256, help="images to use (default: 256)"
     )
@@ -79,26 +77,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds of timing for each candidate (default: 10)",
     )
     parser.add_argument(
-        "--report", metavar="F", type=arguments.target("page"), help="write table and plot to one .html page"
+        "--report",
+        metavar="F",
+        type=arguments.target("page"),
+        help="write table and plot as one .html page (default: not written)",
     )
     parser.add_argument(
-        "--plot", metavar="F", type=arguments.target("picture"), help="write the plot of the trade-off to this file"
+        "--plot",
+        metavar="F",
+        type=arguments.target("picture"),
+        help="draw the trade-off to this file (default: not drawn)",
     )
     parser.add_argument(
-        "--out", metavar="F", type=arguments.target("model"), help="save the converted model to this .safetensors file"
+        "--out",
+        metavar="F",
+        type=arguments.target("model"),
+        help="save the converted model to this .safetensors file (default: not saved)",
     )
     parser.add_argument(
         "--resume-dir",
         metavar="DIR",
-        help="folder for the log of measured values, from which the same search resumes",
+        help="folder for the log of measured values, from which the same search resumes (default: no log)",
     )
     arguments.threads(parser)
     arguments.json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    import torch
-
     from attendless.convert import open_model, save
     from attendless.convert.source import random_weights
     from attendless.data.opening import open_data
@@ -117,8 +122,7 @@ def run(args: argparse.Namespace) -> None:
         from attendless.show.figures import new_figure
 
         new_figure()
-    if args.threads:
-        torch.set_num_threads(args.threads)
+    arguments.use_threads(args)
     source = open_data(args.data, "val", labels=False)
     opening = {"weights": args.weights, "pretrained": args.pretrained}
     models = [open_model(args.model, **opening, size=size) for size in args.size or [None]]

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from ..attention import Grid
 from ..convert import convert
+from ..convert.select import select_layers
 from ..errors import UserError
 from ..maps import Map, maps, numbers, seen_by_us
+from ..maps import layers as all_layers
 from ..measure.accuracy import preprocessing
 from ..measure.subject import attention_of
 
@@ -71,14 +73,20 @@ def scene(
     size: tuple[int, int],
     crop_pct: float | None = None,
     query: Pixel | None = None,
-    layers: Sequence[int] | None = None,
+    layers: str | Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Scene:
-    """Let `model` look at `picture`; `query` is a pixel of the picture (the middle of the view, if none is given)."""
+    """Run `model` on `picture` for the figures.
+
+    `query` is a pixel of the image file; without it, the centre of the crop is the query. `layers` are numbers, or a
+    text such as `0,3-5`, as in `convert`; without them, up to four are shown.
+    """
     transform = preprocessing(model, size, crop_pct)
     image = transform(picture)
     seen = (size[1] / 2, size[0] / 2) if query is None else pixel_seen(query, picture.size, transform)
     ours = seen_by_us(model).eval()
+    if isinstance(layers, str):
+        layers = sorted(select_layers(layers, len(all_layers(ours))))
     shown = spread(numbers(ours, None)) if layers is None else numbers(ours, layers)
     return Scene(
         ours,

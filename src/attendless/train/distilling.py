@@ -149,7 +149,7 @@ def distill(
     """Teach a copy of `model` that attends with `attention`, on the tokens that `tokens` leaves, to answer as `model`
     does, on the pictures in `data`. Without the one it attends fully, without the other it keeps every token.
 
-    `recipe` names its phases or lists them; `change` edits one by name (`{"all": "epochs=3,tokens=1,trained=old"}`),
+    `recipe` names its phases or lists them; `change` edits one by name (`{"all": "epochs=3,loss.tokens=1"}`), and
     `fields` replace fields of every phase's recipe. An attention that predicts its keys may start from a `predictor`
     learned before; one that learns here is also left as `predictor.safetensors`. The same call on the same `out`
     continues where it stopped.
@@ -229,14 +229,21 @@ def edit(recipe: str | Sequence[Phase], change: Mapping[str, str], fields: Mappi
     return [_edit_phase(phase, change.get(phase.name, ""), fields) for phase in phases]
 
 
+#: Before the name of a loss weight in a phase's text: `tokens` alone is the token reducer everywhere else.
+LOSS = "loss."
+
+
 def _edit_phase(phase: Phase, text: str, fields: Mapping[str, Any]) -> Phase:
-    losses = {field.name for field in dataclasses.fields(Losses)}
-    items = [item for item in text.split(",") if item]
-    of_losses = [item for item in items if item.partition("=")[0] in losses]
-    of_phase = [item.partition("=")[2] for item in items if item.startswith("trained=")]
-    of_recipe = [item for item in items if item not in of_losses and not item.startswith("trained=")]
+    """`phase` with `fields` of its recipe replaced, then what `text` says: `epochs=3,loss.tokens=1,trained=old`."""
     owner = f"phase {phase.name}"
-    given = dataclasses.asdict(parse_options(",".join(of_losses), Losses, owner))
+    items = [item for item in text.split(",") if item]
+    for name in (item.partition("=")[0] for item in items):
+        if name in {field.name for field in dataclasses.fields(Losses)}:
+            raise UserError(f"{owner}: the weight of a loss is written {LOSS}{name}=…")
+    of_losses = [item.removeprefix(LOSS) for item in items if item.startswith(LOSS)]
+    of_phase = [item.partition("=")[2] for item in items if item.startswith("trained=")]
+    of_recipe = [item for item in items if not item.startswith((LOSS, "trained="))]
+    given = dataclasses.asdict(parse_options(",".join(of_losses), Losses, f"the losses of {owner}"))
     weights = dict(phase.losses) | {n: given[n] for n in (i.partition("=")[0] for i in of_losses)}
     recipe = replace_fields(dataclasses.replace(phase.recipe, **fields), ",".join(of_recipe), owner)
     trained = tuple(of_phase[-1].split("/")) if of_phase else phase.trained

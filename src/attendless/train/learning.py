@@ -6,7 +6,21 @@ import dataclasses
 from typing import Literal
 
 from ..errors import UserError
-from ..options import Options, option
+from ..options import Form, Options, option
+from ..sizes import parse_size, size_text
+
+
+def _read_size(text: str) -> tuple[int, ...]:
+    height, width = parse_size(text)
+    return (height,) if height == width else (height, width)
+
+
+def _write_size(size: tuple[int, ...]) -> str:
+    return size_text((size[0], size[-1]))
+
+
+#: Image sizes are written as everywhere: S or HxW.
+SIZE = Form("S or HxW", _read_size, _write_size)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,7 +30,7 @@ class Learning(Options):
     cooldown: int = option(0, "more epochs at the lowest rate", low=0)
     batch: int = option(1024, "images per optimiser step, over all processes", low=1)
     accumulate: int = option(1, "forward passes a step is split into, to save memory", low=1)
-    size: tuple[int, ...] = option((), "image size, S or height/width (default: the model's own)", low=1)
+    size: tuple[int, ...] = option((), "image size in pixels, S or HxW (empty: the model's own)", low=1, form=SIZE)
     seed: int = option(0, "the seed of every draw", low=0)
     # Optimiser
     optimizer: str = option("adamw", "any optimiser of timm")
@@ -48,7 +62,7 @@ class Learning(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.size) > 2:
-            raise UserError(f"size={self.size}: expected S or height/width")
+            raise UserError(f"size={self.size}: expected S or HxW")
         if len(self.betas) != 2:
             raise UserError("betas takes two numbers, such as 0.9/0.999")
         if len(self.reduce) not in (0, 2) or (self.reduce and self.reduce[0] > self.reduce[1]):

@@ -116,7 +116,7 @@ def bbvit() -> Recipe:
 def imagenette() -> Recipe:
     """Ten thousand pictures, ten classes, one core of a CPU, no pretraining: bf16, averaged weights, soft labels.
 
-    attendless train pyramid_stem_tiny --recipe imagenette --data IMAGENETTE --cache DIR --out runs/imagenette
+    attendless train pyramid_stem_tiny --recipe imagenette --data IMAGENETTE --set cache=DIR --out runs/imagenette
     Expected: 82.5 top-1, 1.9 M parameters (docs/results/training.md). Time: 44 minutes of a core that has bf16.
     """
     return Recipe(

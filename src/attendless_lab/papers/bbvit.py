@@ -159,7 +159,7 @@ def _table_3_timed() -> Iterator[Row]:
 
 
 _SMALL = ("counted", "timed", "trained at small scale", "top-1 at full scale: 200 epochs of Imagenette, days on a CPU")
-_DRAWN = "drawn: attendless show IMAGE --model MODEL --figure bbvit-1 --out F.png"
+_DRAWN = "drawn: attendless show MODEL IMAGE --figure bbvit-1 --out F.png"
 _RULES = (PAIRS, KEYS, GATES)
 for _name, _title, _here, _rules, _counts, _times in (
     ("1", "Table 1: parameters", ("counted",), (), _table_1, None),

@@ -91,7 +91,7 @@ _MHSA = (rules.MHSA, sparsifiner.PREDICTOR)
 
 
 def _drawn(number: int) -> str:
-    show = "attendless show IMAGE --model MODEL --weights F --attention sparsifiner:keep=0.1"
+    show = "attendless show MODEL IMAGE --weights F --attention sparsifiner:keep=0.1"
     return f"drawn: {show} --figure sparsifiner-{number} --out F.png"
 
 
