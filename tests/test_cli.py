@@ -165,7 +165,7 @@ def test_list_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     found = json.loads(out.read_text())
     assert {"name": "full", "options": []} in found["attentions"]
     assert "tome" in [row["name"] for row in found["reducers"]]
-    assert set(found) == {"stamp", "attentions", "reducers", "models", "convertible"}
+    assert set(found) == {"stamp", "attentions", "aliases", "reducers", "models", "convertible"}
     assert "SAM" in found["convertible"], "what is converted in a copy of timm's own model counts too"
 
 

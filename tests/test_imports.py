@@ -17,23 +17,27 @@ ORDER = (
 )
 
 
-def modules() -> dict[str, Path]:
-    """Every module of the library, by its dotted name without the package's."""
-    root = SOURCE / "attendless"
+#: The parts of the lab, from the bottom up: the studies of `papers` train by `compare`.
+LAB = ("__init__", "compare", "explore", "papers")
+
+
+def modules(package: str = "attendless") -> dict[str, Path]:
+    """Every module of a package, by its dotted name without the package's."""
+    root = SOURCE / package
     return {".".join(path.relative_to(root).with_suffix("").parts): path for path in sorted(root.rglob("*.py"))}
 
 
-def imported(name: str, path: Path, known: dict[str, Path]) -> set[str]:
+def imported(name: str, path: Path, known: dict[str, Path], whose: str = "attendless") -> set[str]:
     """The modules of the library that one imports, wherever in its text: at the top, in a function, for types alone."""
     package = name.split(".")[:-1]
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            found |= {alias.name.removeprefix("attendless.") for alias in node.names if alias.name != "attendless"}
+            found |= {alias.name.removeprefix(f"{whose}.") for alias in node.names if alias.name != whose}
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             words = (node.module or "").split(".") if node.module else []
-            if not node.level and words[:1] != ["attendless"]:
+            if not node.level and words[:1] != [whose]:
                 continue
             whole = [*base, *(words if node.level else words[1:])]
             for alias in node.names:
@@ -62,9 +66,47 @@ def test_imports_between_parts_point_down() -> None:
     assert not wrong
 
 
+def other_packages(path: Path) -> set[str]:
+    """The packages that a file names in an import or, as `runpy` takes them, in a text."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add((node.module or "").split(".")[0])
+    return found
+
+
+def test_the_library_imports_neither_the_lab_nor_the_command_line() -> None:
+    users = {"attendless_lab", "attendless_cli"}
+    assert not {name: found for name, path in modules().items() if (found := other_packages(path) & users)}
+
+
+def test_the_lab_does_not_import_the_command_line() -> None:
+    assert not [name for name, path in modules("attendless_lab").items() if "attendless_cli" in other_packages(path)]
+
+
+def test_imports_within_the_lab_point_down() -> None:
+    known = modules("attendless_lab")
+    assert {name.split(".")[0] for name in known} == set(LAB)
+    place = {part: number for number, part in enumerate(LAB)}
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in known.items()
+        for other in sorted(imported(name, path, known, "attendless_lab") - {name})
+        if place[other.split(".")[0]] > place[name.split(".")[0]]
+    ]
+    assert not wrong
+
+
 def test_no_two_modules_import_each_other() -> None:
     """A package's own `__init__` gathers its modules, and is not asked for by them."""
     edges, done = graph(), set()
+    lab = modules("attendless_lab")
+    edges |= {
+        f"lab {name}": {f"lab {other}" for other in imported(name, path, lab, "attendless_lab") - {name}}
+        for name, path in lab.items()
+    }
 
     def visit(name: str, path: tuple[str, ...]) -> None:
         if name in path:
@@ -86,7 +128,7 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
 def test_the_command_line_imports_nothing_heavy_at_the_top() -> None:
     light = {"argparse", "collections", "contextlib", "dataclasses", "importlib", "json", "os", "pathlib", "sys"}
     light |= {"textwrap", "typing", "__future__", "time", "shlex", "shutil", "math", "re", "signal", "stat", "tempfile"}
-    light |= {"itertools", "threading"}
+    light |= {"itertools", "threading", "difflib"}
     for path in (SOURCE / "attendless_cli").glob("*.py"):
         for node in ast.parse(path.read_text()).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
