@@ -183,7 +183,7 @@ def test_exported_features_are_averaged(pictures: Path, saved: Path, tmp_path: P
     assert list(answer.features or ()) == pytest.approx(maps.mean((-2, -1))[0].tolist(), abs=1e-3)
 
 
-# The command ------------------------------------------------------------------------------------------------------------
+# The command ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_verb(pictures: Path, saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -361,7 +361,7 @@ def test_a_model_that_cannot_be_opened_is_said(tmp_path: Path) -> None:
         Engine(Opening("nothing")).start()
 
 
-# The command ------------------------------------------------------------------------------------------------------------
+# The command ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_verb_serves_and_stops_when_asked(saved: Path, tmp_path: Path) -> None:

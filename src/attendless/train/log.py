@@ -160,5 +160,7 @@ def _tensorboard(out: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise UserError("TensorBoard is not installed: pip install tensorboard, or leave out --set tensorboard=true") from None
+        raise UserError(
+            "TensorBoard is not installed: pip install tensorboard, or leave out --set tensorboard=true"
+        ) from None
     return SummaryWriter(str(out / "tensorboard"))

@@ -25,7 +25,7 @@ def total(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
 
 
 def mhsa(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
-    """Of our backbones without what layers leave beside their output, such as the class token's attention for a reducer."""
+    """MACs of attention; of our backbones, without extra outputs such as the class-token attention of a reducer."""
     if not is_backbone(model):
         return count(model, size).core
     rows = [row for row in layer_costs(model, size) if row.spec is not None]
