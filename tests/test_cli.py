@@ -245,7 +245,7 @@ def test_a_value_that_is_called_like_a_verb_is_no_verb(
 
 def test_list_names_what_can_be_converted_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = inside(capsys, "list")
-    for name in ("VisionTransformer", "Swin", "PVT v2", "XCiT", "Dinov2Model", "CLIPVisionModel"):
+    for name in ("VisionTransformer", "Swin", "PVT v2", "XCiT", "Hugging Face dinov2", "siglip"):
         assert name in " ".join(out.split())
     for name in ("tome", "evit", "dynamicvit"):
         assert name in out

@@ -21,7 +21,7 @@ from attendless.convert import (
     save,
 )
 from attendless.convert.breakeven import breakeven
-from attendless.convert.select import select_layers
+from attendless.convert.exchange import select_layers
 from attendless.integrations.rebuild.architecture import describe
 from attendless.integrations.resize import resize
 from attendless_cli.main import main
@@ -250,7 +250,7 @@ def test_sizes_that_cannot_be() -> None:
     [
         ("vit_base_patch16_xp_224", {}, "blocks.0 is a ParallelScalingBlock"),
         ("vit_base_patch16_rpn_224", {}, "blocks.0 is a ResPostBlock"),
-        ("vit_tiny_r_s16_p8_224", {"img_size": 64}, "HybridEmbed is not supported.*; attendless.patch lets it"),
+        ("vit_tiny_r_s16_p8_224", {"img_size": 64}, "HybridEmbed is not supported.*; attendless.patch exchanges"),
         ("vit_dwee_patch16_reg1_gap_256", {}, "blocks.0.attn is a DiffAttention"),
         ("vit_tiny_patch16_224", {"patch_drop_rate": 0.5}, "patch_drop is PatchDropout"),
         (
@@ -263,7 +263,6 @@ def test_sizes_that_cannot_be() -> None:
         ("vit_relpos_small_patch16_224", {}, "RelPos is not supported: blocks.0.attn: its relative position bias"),
         ("hiera_tiny_224", {}, "Hiera is not supported: blocks.0.attn: its tokens are ordered by the unit"),
         ("naflexvit_base_patch16_gap", {}, "NaFlexVit is not supported: .* have a grid each"),
-        ("vit_tiny_patch16_224", {"features_only": True, "out_indices": [1]}, "FeatureGetterNet .*attendless.patch"),
     ],
 )
 def test_what_is_not_supported_is_named(name: str, arguments: dict[str, object], says: str) -> None:

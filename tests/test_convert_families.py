@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attendless import UserError
 from attendless.backbones import Pyramid
 from attendless.convert import convert, convert_with_report, load, save
-from attendless.integrations.slot import find_slots
+from attendless.integrations.discovery import find_slots
 
 SWIN = ("swin_tiny_patch4_window7_224", {"depths": (2, 2), "num_heads": (2, 4), "embed_dim": 32, "img_size": 112})
 PVT = ("pvt_v2_b0", {"depths": (1, 1, 1, 1)})

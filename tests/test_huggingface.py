@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from attendless import UserError
-from attendless.convert import convert, load, open_model, save
+from attendless.convert import convert, convert_with_report, load, open_model, save
 from attendless.integrations.rebuild.hf_weights import rename
 
 transformers = pytest.importorskip("transformers")
@@ -126,10 +126,31 @@ def test_a_folder_is_opened_as_a_model(tmp_path) -> None:
         open_model(tmp_path / "vit")
 
 
-def test_what_cannot_be_converted_whole_says_what_can() -> None:
-    config = transformers.Dinov2Config(**TINY, num_labels=3)
-    with pytest.raises(UserError, match="convert its `dinov2`"):
-        convert(transformers.Dinov2ForImageClassification(config), "full")
+@torch.no_grad()
+def test_a_model_that_is_not_rebuilt_is_exchanged_in_a_copy(tmp_path) -> None:
+    """Its classifier reads the class token beside the mean patch, for which a backbone has no place."""
+    theirs = tower("Dinov2ForImageClassification", "Dinov2Config", num_labels=3)
+    for name, value in theirs.named_parameters():
+        value.mul_(4 if ".attention." in name else 1)  # so that the keys matter
+    x = torch.randn(2, 3, 32, 32)
+    before = theirs(x).logits
+    ours, report = convert_with_report(theirs, "foveal:keep=1", below_breakeven="keep", check=x)
+    assert type(ours) is type(theirs)
+    assert [row.decision for row in report.layers] == ["converted"] * len(report.layers)
+    torch.testing.assert_close(ours(x).logits, before, atol=1e-5, rtol=1e-5)
+    assert report.difference is not None
+    assert report.difference.largest < 1e-4
+    sparse = convert(theirs, SPARSE, below_breakeven="keep")
+    assert not torch.allclose(sparse(x).logits, before, atol=1e-4)
+    assert torch.equal(theirs(x).logits, before)
+    assert theirs.config._attn_implementation == "sdpa"
+    with pytest.raises(UserError, match="tokens='tome:r=2': Dinov2ForImageClassification keeps its own layers"):
+        convert(theirs, tokens="tome:r=2")
+    with pytest.raises(UserError, match=r"cannot be saved: .* convert the model again after loading"):
+        save(sparse, tmp_path / "m.safetensors")
+
+
+def test_what_cannot_be_converted_is_named() -> None:
     with pytest.raises(UserError, match="BertModel is not supported"):
         convert(transformers.BertModel(transformers.BertConfig(hidden_size=24, num_hidden_layers=1)), "full")
     with pytest.raises(UserError, match="activation 'leaky_relu' is not supported"):

@@ -12,7 +12,7 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 ORDER = (
     *("version", "errors", "palette", "options", "storage", "sizes", "randomness", "plugins", "compiled", "stamp"),
     *("cluster", "data", "sparse", "attention", "tokens", "backbones", "check", "integrations", "convert", "measure"),
-    *("optimize", "train", "dense", "maps", "show", "export", "predict", "serve", "hub"),
+    *("huggingface", "optimize", "train", "dense", "maps", "show", "export", "predict", "serve", "hub"),
     *("__init__", "__main__"),
 )
 

@@ -22,7 +22,7 @@ from attendless import Context, UserError, compiled, convert
 from attendless.attention import Grid, attentions
 from attendless.check.attentions import others
 from attendless.check.trial import Place, Trial
-from attendless.integrations.timm_inplace import adapted_modules
+from attendless.integrations.timm_inplace.adapted import adapted_modules
 from attendless.maps import layers, maps, numbers
 from attendless.sparse import execution
 

@@ -14,7 +14,7 @@ from torch import nn
 
 import attendless
 from attendless import UserError
-from attendless.integrations.timm_inplace import Adapted
+from attendless.integrations.timm_inplace.adapted import Adapted
 
 VIT = ("vit_tiny_patch16_224", {"depth": 2, "img_size": 64, "num_classes": 5})
 DINOV3 = ("vit_small_patch16_dinov3", {"depth": 2, "embed_dim": 96, "num_heads": 3, "num_classes": 5})
@@ -69,7 +69,7 @@ def test_found_deep_inside_and_what_is_left_is_told() -> None:
     assert [row.name for row in report.layers] == ["body.vit.blocks.0", "body.vit.blocks.1"]
     left = dict(report.unserved)
     assert "relative position bias" in left["body.beit.blocks.0.attn"]
-    assert "where its tokens stand" in left["body.other"]
+    assert "tells the grid of its tokens" in left["body.other"]
     assert "not exchanged: body.other" in str(report)
     x = torch.randn(1, 3, 64, 64)
     ours = model(x)

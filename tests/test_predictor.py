@@ -16,7 +16,7 @@ from attendless.convert.predictor import (
     save_predictor,
     shipped,
 )
-from attendless.integrations.slot import find_slots
+from attendless.integrations.discovery import find_slots
 from attendless.train import Run, distill
 from train_toys import toy_folder, toy_vit
 

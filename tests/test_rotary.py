@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import attendless
 from attendless import UserError
 from attendless.convert import convert, convert_with_report, load, save
-from attendless.integrations.slot import find_slots
+from attendless.integrations.discovery import find_slots
 from attendless.measure.subject import attention_of, original
 
 SMALL = {"depth": 2, "embed_dim": 96, "num_heads": 3, "num_classes": 5}

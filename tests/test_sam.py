@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import attendless
 from attendless.convert import convert_with_report, load, save
-from attendless.integrations.slot import find_slots
-from attendless.integrations.timm_inplace import rel_pos as decomposed
+from attendless.integrations.discovery import find_slots
+from attendless.integrations.timm_inplace import rel_pos
 
 SAM = {"depth": 3, "embed_dim": 96, "num_heads": 3, "window_size": 5, "global_attn_indexes": (1,), "num_classes": 5}
 HIERA = {"stages": (1, 1, 3, 1), "global_att_blocks": (3,), "num_classes": 5, "embed_dim": 32}
@@ -48,7 +48,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor) -> T
 @pytest.mark.parametrize("grid", [(3, 4), (1, 5), (4, 2)])
 @pytest.mark.parametrize("at_once", [2**18, 7])
 def test_folding_is_exact(grid: tuple[int, int], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decomposed, "_AT_ONCE", at_once)
+    monkeypatch.setattr(rel_pos, "_AT_ONCE", at_once)
     R, C = grid
     q, k, v = torch.randn(3, 2, 3, R * C, 8, dtype=torch.float64)
     rows, columns = (torch.randn(2 * side - 1, 8, dtype=torch.float64) for side in grid)
@@ -56,11 +56,11 @@ def test_folding_is_exact(grid: tuple[int, int], at_once: int, monkeypatch: pyte
     exact = torch.stack(
         [torch.stack([by_hand(q[b, h], k[b, h], v[b, h], rows, columns) for h in range(3)]) for b in (0, 1)]
     )
-    r, c = decomposed.biases(q, *tables)
+    r, c = rel_pos.biases(q, *tables)
     scale = 8**-0.5
-    few = decomposed.full(q, k, v, r, c, scale=scale)
-    fused = decomposed.full(q.requires_grad_(), k, v, r, c, scale=scale)
-    wide_q, wide_k = decomposed.fold(q, k, r, c, scale)
+    few = rel_pos.full(q, k, v, r, c, scale=scale)
+    fused = rel_pos.full(q.requires_grad_(), k, v, r, c, scale=scale)
+    wide_q, wide_k = rel_pos.fold(q, k, r, c, scale)
     folded = torch.softmax(scale * wide_q @ wide_k.transpose(-2, -1), dim=-1) @ v
     for found in (few, fused, folded):
         torch.testing.assert_close(found, exact)

@@ -329,7 +329,7 @@ def test_another_size_needs_no_other_spec() -> None:
 
 def test_models_that_keep_timms_layers_refuse() -> None:
     model = timm.create_model("swin_tiny_patch4_window7_224", img_size=64, window_size=4, depths=(1, 1, 1, 1))
-    with pytest.raises(UserError, match=r"SwinTransformer keeps timm's own layers, which need every token"):
+    with pytest.raises(UserError, match=r"SwinTransformer keeps its own layers, which need every token"):
         attendless.convert(model, tokens="tome:r=4")
 
 

@@ -1,6 +1,6 @@
 """Vision Transformers that attend less, and are measurably faster for it."""
 
-from . import dense
+from . import dense, huggingface
 from .attention import (
     Attention,
     Context,
@@ -24,7 +24,7 @@ from .convert import (
 from .errors import UserError
 from .export import export
 from .hub import from_hub, push_to_hub
-from .integrations.hf_interface import interface as huggingface
+from .integrations.support import register_family
 from .maps import maps
 from .measure.bench import bench
 from .optimize.tune import tune
@@ -62,6 +62,7 @@ __all__ = [
     "push_to_hub",
     "register",
     "register_backend",
+    "register_family",
     "save",
     "tune",
     "unpatch",

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     from attendless.convert import convert, open_model
     from attendless.convert.source import comparable
-    from attendless.integrations.slot import exchangeable
+    from attendless.integrations.discovery import exchangeable
     from attendless.measure.macs import layer_costs
     from attendless.sizes import input_size, size_text
 

@@ -25,9 +25,7 @@ def run(args: argparse.Namespace) -> None:
     import attendless
     from attendless.attention import aliases, attention_class
     from attendless.backbones import MODELS
-    from attendless.integrations.rebuild import hf_weights as huggingface
-    from attendless.integrations.timm_blocks import slots as families
-    from attendless.integrations.timm_inplace.owners import NAMES as IN_PLACE
+    from attendless.integrations.support import convertible as families
     from attendless.options import describe_options
     from attendless.tokens import reducers
 
@@ -38,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     rows = [{"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()]
     more = [{"name": name, "options": describe_options(cls.Options)} for name, cls in reducing.items()]
     models = sorted(MODELS)
-    convertible = ["timm's VisionTransformer", *families.NAMES, *IN_PLACE, *huggingface.NAMES]
+    convertible = families()
     if args.name:
         _one(one.name, one, rows[0]["options"])
     else:

@@ -65,8 +65,9 @@ class Backbone(TailedBackbone):
         """What reduces the tokens, as a spec; empty if nothing does."""
         return next((str(block.reducer.spec) for block in self.blocks if block.reducer is not None), "")
 
-    def set_tokens(self, tokens: str | Spec) -> None:
-        """Let `tokens` (`tome:r=8`) reduce the tokens from now on; `none` takes away what does."""
+    def set_tokens(self, tokens: str | Spec, *, check: bool = True) -> None:
+        """Put a token reducer (`tome:r=8`) into the backbone; `none` removes the present one. Without `check`, the
+        caller calls `check_order` once all attentions are in place."""
         spec = parse_tokens(tokens)
         blocks = list(self.blocks)
         found = {} if spec is None else create_reducers(spec, blocks[0].attn.dim, blocks[0].attn.head_dim, len(blocks))
@@ -77,7 +78,8 @@ class Backbone(TailedBackbone):
                 weight = block.attn.qkv.weight
                 block.reducer.to(weight.device, weight.dtype).train(block.training)
         try:
-            self.check_order()
+            if check:
+                self.check_order()
         except UserError:
             for block, reducer in zip(blocks, before, strict=True):
                 block.reducer = reducer

@@ -1,27 +1,27 @@
-"""Whether attending less can pay in one layer at one size.
+"""Decide whether an attention pays in one layer at one size.
 
-The rule: an attention is worth converting to if it should take less time on this machine than full attention, by costs
-measured here once (`sparse.calibration`). Where there is no such estimate (another attention to beat, a mechanism that
-is plain PyTorch, a GPU, or the policy `off`) it must compute fewer multiply-accumulates than the one it replaces, its
-choice of keys and its own extra layers included. Either way `bench` measures what the clock says.
+An attention pays if its estimated time on this machine is less than that of full attention, by costs that are measured
+here once (`sparse.calibration`). There is no such estimate if the model's own attention is not full attention, if the
+attention has no native kernel, on a GPU, and with the policy `off`. Then the attention must compute fewer
+multiply-accumulates than the one it replaces, including its selection of keys and its own layers. `bench` measures the
+actual time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 from ..attention import Attention, Grid, Macs
 from ..sparse import calibration, dispatch
 from ..sparse.dispatch import milliseconds
 from ..sparse.full import macs as full_macs
 
-#: No size beyond this one is looked at, in pixels.
+#: Largest size that `pays_from` tries, in pixels.
 LARGEST = 2048
 
 
-@dataclasses.dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Whether to keep the conversion of a layer, and why."""
 
     keep: bool
@@ -29,7 +29,7 @@ class Decision:
 
 
 def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> Decision:
-    """Compare `attention` on `grid` with what it replaces: full attention, unless `current` says otherwise."""
+    """Compare `attention` on `grid` with the attention it replaces: one that costs `current`; None: full attention."""
     if attention.name == "full" and current is None:
         return Decision(True, "full attention was asked for")
     estimate = estimated(attention, grid) if current is None else None
@@ -37,7 +37,7 @@ def breakeven(attention: Attention, grid: Grid, current: Macs | None = None) -> 
         ours, full = (milliseconds(seconds) for seconds in estimate)
         where = "this machine, while it was busy" if calibration.disturbed() else "this machine"
         return Decision(estimate[0] < estimate[1], f"{ours} estimated on {where}, full attention {full}")
-    then, now = attention.macs(grid), current or dense_macs(attention, grid)
+    then, now = attention.macs(grid), current or full_attention_macs(attention, grid)
     what = "full attention" if current is None else "the model's own"
     return Decision(then.total < now.total, f"{then.total / now.total:.2f}× the MACs of {what}")
 
@@ -51,10 +51,10 @@ def estimated(attention: Attention, grid: Grid, batch: int = 1) -> tuple[float, 
 def pays_from(
     attention: Attention, grid: Grid, size: tuple[int, int], current: Callable[[Grid], Macs | None]
 ) -> int | None:
-    """The smallest square size up to `LARGEST`, in whole patches, from which `attention` pays; None if there is none.
+    """The smallest square size up to `LARGEST`, in whole patches, at which `attention` pays; None if there is none.
 
-    `grid` is the layer's at the model's `size`; it grows as the image does. `current` counts what is to be beaten
-    (None: full attention).
+    `grid` is that of the layer at the model's `size`, and grows with the image. `current` returns the cost on a grid of
+    the attention that is replaced (None: full attention).
     """
     patch = -(-size[0] // grid.height)
     for cells in range(1, LARGEST // patch + 1):
@@ -66,7 +66,7 @@ def pays_from(
     return None
 
 
-def dense_macs(attention: Attention, grid: Grid) -> Macs:
-    """What full attention of the same width and heads costs on `grid`."""
+def full_attention_macs(attention: Attention, grid: Grid) -> Macs:
+    """The cost on `grid` of full attention of the same width."""
     width = attention.attn_dim
     return Macs(core=full_macs(grid.tokens, width), projections=4 * grid.tokens * attention.dim * width)

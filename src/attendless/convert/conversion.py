@@ -1,29 +1,25 @@
-"""A pretrained model → the same model attending less. No training; the given model is left as it is."""
+"""Convert a pretrained model to another attention, in a copy and without training."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
+from ..attention import Macs
 from ..backbones import is_backbone
-from ..backbones.columnar import replaced_outputs
 from ..backbones.weights import start_attentions
 from ..errors import UserError
-from ..integrations.discovery import PATCH, check_module, inside, why_none
-from ..integrations.rebuild import hf_weights as huggingface
-from ..integrations.rebuild.architecture import Description, describe
+from ..integrations.discovery import check_module, exchangeable, find_in_place, find_slots
+from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.resize import resize
-from ..integrations.slot import check_reads, exchangeable, find_slots
-from ..integrations.timm_blocks import slots as families
-from ..integrations.timm_inplace.owners import NAMES as IN_PLACE
+from ..integrations.slot import Slot
 from ..integrations.weights import check_finite
-from ..sizes import image_config, input_size, model_name, parse_size
+from ..sizes import model_name, parse_size
 from ..tokens import parse_tokens
 from .exchange import BelowBreakeven, exchange
 from .fit import fit_to, fits
@@ -43,18 +39,25 @@ def convert(
     fit: Tensor | None = None,
     readout: bool | None = None,
 ) -> Any:
-    """A copy of `model` that attends with `attention`, on the tokens that `tokens` leaves.
+    """Return a copy of `model` with `attention` in its layers, on the tokens that `tokens` leaves.
 
-    Without `attention`, or without `tokens`, what the model has of it stays. `tokens` is a reducer's spec, such as
-    `tome:r=8`, or `none`. `attention` is a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`;
-    `layers` (`"2:"`, `"0,3-5"`) leaves the others as they are. Where attending less cannot pay at this size the layer
-    stays full, unless `below_breakeven="keep"`. `size` moves the model to another input size first. `predictor` is the
-    file or name of what attentions that predict their keys have learned for this model. To the images `fit`, a few
-    dozen as the model takes them, `lavit` is fitted, so that it starts near the attention it replaces.
+    timm's `VisionTransformer` and some Hugging Face models are rebuilt as attendless backbones; all others stay what
+    they are. docs/support.md lists the supported families.
 
-    `readout`: compute the last layer for the class token alone, if the model's output depends on no other token. The
-    outputs are the same up to rounding. Default: only if the result differs from full attention on all tokens, so that
-    `convert(model, "full")` stays bit-identical to `model`.
+    Args:
+        model: a model of timm, transformers or attendless; it is not changed.
+        attention: a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`; default: those of the model.
+        tokens: spec of a token reducer, such as `tome:r=8`, or `none`; default: that of the model.
+        layers: the layers to convert, such as `"2:"` or `"0,3-5"`; default: all.
+        below_breakeven: `"full"` leaves a layer with full attention where `attention` does not pay at this size;
+            `"keep"` converts it anyway.
+        size: input size that the copy is moved to first; default: that of the model.
+        predictor: file or name of the trained predictors for attentions that predict their keys.
+        fit: a few dozen images as the model takes them, to which `lavit` is fitted, so that it starts close to the
+            attention it replaces.
+        readout: compute the last layer for the class token alone, if the model's output depends on no other token. The
+            outputs are the same up to rounding. Default: only if the result differs from full attention on all tokens,
+            so that `convert(model, "full")` stays bit-identical to `model`.
     """
     converted, _ = convert_with_report(
         model,
@@ -84,101 +87,76 @@ def convert_with_report(
     check: Tensor | None = None,
     copied: Callable[[Any], Any] | None = None,
 ) -> tuple[Any, Report]:
-    """As `convert`, with what was done to every layer. On the images `check`, if given, the outputs are compared.
+    """As `convert`, with a report on every layer.
 
-    `copied` makes the copy to convert (default: `backbone_copy`), so that a caller can share the model's weights.
+    Args:
+        check: images on which the outputs of the copy are compared with those of the original.
+        copied: makes the copy to convert, so that a caller can share the model's weights; default: `backbone_copy`.
+
+    All other parameters are those of `convert`.
     """
     check_module(model)
     check_finite(model.named_parameters(), "the model's weights are damaged")
-    backbone = (copied or backbone_copy)(model)
-    if size is not None:
-        resize(backbone, parse_size(size))
-    dense = copy.deepcopy(backbone) if check is not None or fit is not None else None
-    before = [slot.now + slot.others for slot in find_slots(backbone)]
-    if is_backbone(backbone):
-        backbone.readout = False  # slots count the whole last layer
+    converted = backbone_copy(model, in_place=True) if copied is None else copied(model)
+    wanted = None if size is None else parse_size(size)
+    if wanted is not None and exchangeable(converted):
+        resize(converted, wanted)
+    original = copy.deepcopy(converted) if check is not None or fit is not None else None
+    slots = find_slots(converted, wanted)
+    before = [slot.total for slot in slots]
+    if is_backbone(converted):
+        converted.readout = False
     if tokens is not None:
-        put_tokens(backbone, tokens)
-    slots = find_slots(backbone)  # on the tokens that are left
-    rows, pays = exchange(slots, attention, layers, below_breakeven, input_size(backbone))
-    rows = [dataclasses.replace(row, before=then) for row, then in zip(rows, before, strict=True)]
-    check_reads(slots)
-    if is_backbone(backbone):
-        backbone.check_order()
-        start_attentions(backbone.blocks, scratch=False)
-        changed = bool(backbone.tokens) or any(block.attn.name != "full" for block in backbone.blocks)
-        backbone.readout = (changed if readout is None else readout) and not backbone.needs_patches()
-        found = {row.name: row.macs for row in backbone.costs()}
-        rows = [dataclasses.replace(row, after=found[row.name]) for row in rows]
+        put_tokens(converted, tokens)
+        slots = find_slots(converted, wanted)  # on the tokens that are left
+    seen = slots[0].size if wanted is None else wanted
+    done, pays = exchange(slots, attention, layers, below_breakeven, seen)
+    if is_backbone(converted):
+        converted.check_order()
+        start_attentions(converted.blocks, scratch=False)
+        changed = bool(converted.tokens) or any(block.attn.name != "full" for block in converted.blocks)
+        converted.readout = (changed if readout is None else readout) and not converted.needs_patches()
     if predictor is not None and any(predicts(slot.attn) for slot in slots):
         put_predictor(slots, predictor)
-    notes = [fit_to(backbone, dense, fit)] if fits(backbone) else []
-    if readout and (why := why_whole(backbone)):
+    notes = [fit_to(converted, original, fit)] if fits(slots) else []
+    if readout and (why := why_whole(converted)):
         notes.append(f"the last layer is computed for all tokens: {why}")
+    costs = zip(done, before, _costs(converted, slots), strict=True)
     report = Report(
         model_name(model),
-        input_size(backbone),
-        tuple(rows),
-        len(backbone.state_dict()) - sum(len(slot.attn.state_dict()) for slot in slots),
+        seen,
+        tuple(each.report(then, now) for each, then, now in costs),
+        len(converted.state_dict()) - sum(len(slot.weights) for slot in slots),
         pays_from=pays,
-        reduction=Reduction.of(backbone) if is_backbone(backbone) else None,
-        tail=is_backbone(backbone) and backbone.readout,
+        reduction=Reduction.of(converted) if is_backbone(converted) else None,
+        unserved=() if exchangeable(converted) else tuple(find_in_place(converted)[1]),
+        tail=is_backbone(converted) and converted.readout,
         note="; ".join(filter(None, notes)),
     )
-    if check is not None and dense is not None:
-        report = dataclasses.replace(report, difference=difference(dense, backbone, check))
-    return backbone, report
+    if check is not None and original is not None:
+        report = dataclasses.replace(report, difference=difference(original, converted, check))
+    return converted, report
 
 
 def why_whole(model: Any) -> str:
     """Why the last layer cannot be computed for the class token alone; empty if it can."""
-    return str(model.needs_patches()) if is_backbone(model) else f"{type(model).__name__} keeps timm's own layers"
+    return str(model.needs_patches()) if is_backbone(model) else f"{type(model).__name__} keeps its own layers"
 
 
-def put_tokens(backbone: Any, tokens: str) -> None:
-    """Let `tokens` reduce the tokens of a backbone; a model that keeps timm's own layers can be given none."""
-    if is_backbone(backbone):
-        backbone.set_tokens(tokens)
+def _costs(model: Any, slots: Sequence[Slot]) -> list[Macs]:
+    """The cost of every layer. A backbone counts its layers itself, because one may change the cost of another."""
+    if not is_backbone(model):
+        return [slot.total for slot in slots]
+    found = {row.name: row.macs for row in model.costs()}
+    return [found[slot.name] for slot in slots]
+
+
+def put_tokens(model: Any, tokens: str) -> None:
+    """Put a token reducer into a backbone; raise for a model that is not one."""
+    if is_backbone(model):
+        model.set_tokens(tokens, check=False)
     elif parse_tokens(tokens) is not None:
         raise UserError(
-            f"tokens={tokens!r}: {type(backbone).__name__} keeps timm's own layers, which need every token. Reducing "
-            "tokens is for timm's VisionTransformer, Hugging Face's, and attendless models"
+            f"tokens={tokens!r}: {type(model).__name__} keeps its own layers, which need every token. Token reduction "
+            "is for timm's VisionTransformer, for the Hugging Face models that are rebuilt, and for attendless models"
         )
-
-
-def backbone_copy(model: Any) -> Any:
-    """A copy of `model`, computing the same, whose attentions can be exchanged."""
-    if huggingface.supports(model):
-        return huggingface.columnar(model)
-    if exchangeable(model):
-        return copy.deepcopy(model)
-    if isinstance(model, VisionTransformer):
-        return _take_over(_described(model).build(), model)
-    if inside(model)[0]:
-        raise UserError(f"{type(model).__name__} is not one that convert copies: {PATCH}")
-    supported = ["timm's VisionTransformer", "attendless models", *families.NAMES, *IN_PLACE, *huggingface.NAMES]
-    raise UserError(f"{type(model).__name__} is not supported: {why_none(model)}. There are: {', '.join(supported)}")
-
-
-def _described(model: VisionTransformer) -> Description:
-    try:
-        return describe(model)
-    except UserError as error:
-        raise UserError(f"{error}; {PATCH}" if inside(model)[0] else str(error)) from None
-
-
-def _take_over(ours: Any, model: Any) -> nn.Module:
-    """Copy the weights, and what else travels with a model: device, precision, mode, what is frozen, preprocessing."""
-    first = next(model.parameters())
-    ours.to(device=first.device, dtype=first.dtype)
-    ours.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    frozen = {name for name, value in model.named_parameters() if not value.requires_grad}
-    for name, value in ours.named_parameters():
-        value.requires_grad_(name not in frozen)
-    ours.pretrained_cfg = ours.default_cfg = image_config(model)
-    ours.set_grad_checkpointing(model.grad_checkpointing)
-    if hasattr(model, "distilled_training"):
-        ours.set_distilled_training(model.distilled_training)
-    for name in replaced_outputs(model):  # as `deepcopy` does: a bound method is bound to the copy
-        setattr(ours, name, copy.deepcopy(vars(model)[name], {id(model): ours}))
-    return ours.train(model.training)

@@ -11,7 +11,7 @@ were not fitted to.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,7 +23,8 @@ from ..attention.lavit import LaViTAttention
 from ..attention.scores import score_shape
 from ..attention.tokenmap import TokenMap
 from ..errors import UserError
-from ..integrations.slot import Slot, find_slots
+from ..integrations.discovery import find_slots
+from ..integrations.slot import Slot
 
 #: Rounds of Θ and Ψ; how much the identity is preferred, as a share of the inputs' mean square; how much of Δ is tried.
 ROUNDS, RIDGE, FACTORS = 2, 0.1, (0.0, 0.5, 1.0)
@@ -31,9 +32,9 @@ ROUNDS, RIDGE, FACTORS = 2, 0.1, (0.0, 0.5, 1.0)
 LARGEST = 2**30
 
 
-def fits(model: nn.Module) -> bool:
-    """Whether a model has an attention that can be fitted."""
-    return any(isinstance(slot.attn, LaViTAttention) for slot in find_slots(model))
+def fits(slots: Iterable[Slot]) -> bool:
+    """Whether any slot has an attention that can be fitted."""
+    return any(isinstance(slot.attn, LaViTAttention) for slot in slots)
 
 
 def fit_to(student: Any, teacher: Any, images: Tensor | None) -> str:

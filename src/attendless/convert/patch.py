@@ -1,9 +1,9 @@
-"""Attending less in place: the model stays what it is, its attention modules are adapted where they stand.
+"""Exchange the attentions of a model in place.
 
-    report = attendless.patch(model, "foveal:keep=0.1")      # a detector, a depth model, anything with a ViT inside
-    attendless.unpatch(model)                                # bit for bit what it was
+    report = attendless.patch(model, "foveal:keep=0.1")      # a detector, a depth model, any model with a ViT inside
+    attendless.unpatch(model)                                # bit-identical to the model before
 
-Weights, their names and the model's own code stay; see `adapters`.
+Weights, their names and the model's own code stay; see `integrations.timm_inplace` and `integrations.hf_interface`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from torch import nn
 
 from ..backbones import is_backbone
 from ..errors import UserError
-from ..integrations.discovery import check_module, inside, why_none
-from ..integrations.hf_interface import interface as door
-from ..integrations.slot import check_reads
-from ..integrations.timm_inplace import adapted_modules
-from ..integrations.timm_inplace import slots as inplace
-from ..sizes import model_name, parse_size, size_text
+from ..integrations.discovery import check_module, find_in_place, why_none
+from ..integrations.hf_interface import interface
+from ..integrations.slot import Slot
+from ..integrations.timm_inplace.adapted import adapted_modules, take_out
+from ..sizes import Size, model_name, parse_size
 from ..tokens import parse_tokens
-from .exchange import BelowBreakeven, exchange
+from .exchange import BelowBreakeven, Exchange, exchange
 from .report import Report
 
 
@@ -34,38 +33,70 @@ def patch(
     below_breakeven: BelowBreakeven = "full",
     size: int | tuple[int, int] | str | None = None,
 ) -> Report:
-    """Let the attentions inside `model` attend with `attention`, in place; what was found and done is the answer.
+    """Exchange the attentions inside `model` in place. If one layer raises, the model stays as it was.
 
-    `attention`, `layers` and `below_breakeven` are as in `convert`. `size` is that of the images to come (default: what
-    the model was made for): by it is decided whether attending less pays, while a model that takes any size goes on
-    taking any. Patching again exchanges what was patched. `tokens` is for models that `convert` rebuilds, not for this.
+    Patching a patched model exchanges the attentions again; `unpatch` restores the model.
+
+    Args:
+        model: any module with attentions of timm or transformers in it.
+        attention: a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`.
+        tokens: refused unless `none`; token reduction needs a model that `convert` rebuilds.
+        layers: the layers to exchange, such as `"2:"` or `"0,3-5"`; default: all.
+        below_breakeven: `"full"` leaves a layer as it was where `attention` does not pay; `"keep"` exchanges it.
+        size: size of the images to come, for the break-even decision alone; default: the model's own.
+
+    Returns:
+        The report: what was found, exchanged and left, with reasons.
     """
     check_module(model)
     if tokens is not None and parse_tokens(tokens) is not None:
         raise UserError(
             f"tokens={tokens!r}: {type(model).__name__} is patched in place and its own layers need every token. "
-            "Reducing tokens is for models that attendless.convert rebuilds"
+            "Token reduction is for models that attendless.convert rebuilds"
         )
     if is_backbone(model):
         raise UserError(
             f"{type(model).__name__} is a model of attendless already: attendless.convert exchanges attentions"
         )
     wanted = None if size is None else parse_size(size)
-    slots, left = inside(model, wanted)
+    slots, refused = find_in_place(model, wanted)
     if not slots:
         raise UserError(f"nothing in {type(model).__name__} can be patched: {why_none(model)}")
     seen = wanted or slots[0].size
-    if not all(slot.grid.patches for slot in slots):
-        raise UserError(f"size {size_text(seen)} is less than a patch of {model_name(model)}")
-    rows, pays = exchange(slots, attention, layers, below_breakeven, seen)
-    check_reads(slots)
-    elsewhere = len(model.state_dict()) - sum(len(slot.weights()) for slot in slots)
-    return Report(model_name(model), seen, tuple(rows), elsewhere, pays_from=pays, unserved=tuple(left))
+    before = [slot.total for slot in slots]
+    done, pays = _all_or_nothing(slots, attention, layers, below_breakeven, seen)
+    rows = tuple(each.report(then, each.slot.total) for each, then in zip(done, before, strict=True))
+    elsewhere = len(model.state_dict()) - sum(len(slot.weights) for slot in slots)
+    return Report(model_name(model), seen, rows, elsewhere, pays_from=pays, unserved=tuple(refused))
+
+
+def _all_or_nothing(
+    slots: list[Slot],
+    attention: str,
+    layers: str | Iterable[int] | None,
+    below_breakeven: BelowBreakeven,
+    size: Size,
+) -> tuple[list[Exchange], int | None]:
+    """Exchange the attentions; if one slot raises, put back those of all others."""
+    snapshots = [slot.snapshot() for slot in slots]
+    try:
+        return exchange(slots, attention, layers, below_breakeven, size)
+    except BaseException:
+        for put_back in reversed(snapshots):
+            put_back()
+        raise
 
 
 def unpatch(model: nn.Module) -> int:
-    """Give every attention that was patched back to itself; how many there were. Nothing else was ever changed."""
+    """Restore every attention that `patch` exchanged.
+
+    Args:
+        model: a model that was given to `patch`.
+
+    Returns:
+        The number of attentions that were restored.
+    """
     check_module(model)
     found = [module for _, module in adapted_modules(model)]
-    inplace.restore(model, found)
-    return len(found) + door.close(model)
+    take_out(model, found)
+    return len(found) + interface.close(model)

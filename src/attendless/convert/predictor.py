@@ -52,7 +52,7 @@ def save_predictor(slots: Sequence[Slot], model: str, path: str | Path, card: Ma
     tensors = {
         f"{i}.{name}": value.detach().cpu().clone().contiguous()
         for i, slot in found.items()
-        for name, value in slot.attn.predictor().items()  # type: ignore[operator]
+        for name, value in slot.attn.predictor().items()
     }
     grid = next(iter(found.values())).grid
     header = {"model": model, "layers": len(slots), "grid": [grid.height, grid.width, grid.prefix], "card": card or {}}
@@ -114,4 +114,4 @@ def _put(slots: Sequence[Slot], places: Mapping[int, Slot], name: str | Path) ->
         mine = {key.partition(".")[2]: value for key, value in tensors.items() if key.partition(".")[0] == str(i)}
         if not mine:
             raise UserError(f"predictor {str(name)!r} has nothing for {slot.name}")
-        slot.attn.take_predictor(mine, grid)  # type: ignore[operator]
+        slot.attn.take_predictor(mine, grid)

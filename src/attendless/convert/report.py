@@ -69,12 +69,17 @@ def difference(original: nn.Module, converted: nn.Module, images: Tensor) -> Dif
     """Run both models on `images`. The relative difference is ‖a − b‖ / ‖a‖."""
     modes = original.training, converted.training
     with torch.no_grad():
-        a, b = (model.eval()(images).flatten(1).double() for model in (original, converted))
+        a, b = (_tensor(model.eval()(images)).flatten(1).double() for model in (original, converted))
     original.train(modes[0]), converted.train(modes[1])
     for answer, whose in ((a, "the original model"), (b, "the converted model")):
         check_finite([("its output", answer)], f"{whose} computes no numbers")
     same = (a.argmax(1) == b.argmax(1)).double().mean()
     return Difference(len(images), float((a - b).abs().max()), float((a - b).norm() / a.norm()), float(same))
+
+
+def _tensor(output: Any) -> Tensor:
+    """A model's output, or the first tensor in that of a Hugging Face model."""
+    return output if isinstance(output, Tensor) else next(value for value in output.values() if value is not None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import nn
 from ..attention.registry import named
 from ..errors import UserError
 from ..integrations.pretrained import create_pretrained
-from ..integrations.rebuild import hf_weights as huggingface
+from ..integrations.rebuild import hf_weights
 from ..integrations.resize import resize
 from ..integrations.weights import load_weights, read_weights
 from ..sizes import parse_size
@@ -51,7 +51,7 @@ def open_model(
     target = None if size is None else parse_size(size)
     path = Path(model)
     if _on_disk(model):
-        built = load(path) if path.is_file() else huggingface.open_folder(path)
+        built = load(path) if path.is_file() else hf_weights.open_folder(path)
         if hasattr(built, "task") and not tasks:
             raise UserError(
                 f"{str(model)!r} holds a model for {built.task}: `eval`, `predict` and `train` take it, and "

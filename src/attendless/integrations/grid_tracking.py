@@ -1,11 +1,11 @@
-"""Which grid of patches a model is looking at: watched where the image is cut into patches, never guessed.
+"""Record the patch grid of the image that a model processes, at the module that cuts the image into patches.
 
-As many tokens can be a grid of 32 × 32 or of 16 × 64, so their number says nothing. The one place that knows is the
-patch embedding: what leaves it still has its height and width. A watch is a hook there.
+A token count does not determine the grid: 1,024 patches may be 32 × 32 or 16 × 64. The patch embedding is the one
+module whose output or input still has height and width, so a hook there records them.
 
-Threads run through one model side by side, each with its own image: what was seen is kept per thread. Gradient
-checkpointing runs layers again in the backward pass, when other images may have gone through since, and perhaps in
-another thread: there a grid counts only if no other of as many patches was ever seen.
+Several threads may run one model at the same time, so the last grid is stored per thread. Gradient checkpointing runs a
+layer again during the backward pass, possibly in another thread and after other images. There, a grid is used only if
+it is the only recorded one with that number of patches.
 """
 
 from __future__ import annotations
@@ -15,76 +15,77 @@ from operator import index
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..attention import Grid
 from ..errors import UserError
 
 #: frames, height, width
-Size = tuple[int, int, int]
+GridSize = tuple[int, int, int]
 
 
 def number(side: int) -> int:
-    """A side of a grid as a plain number, also where a compiler would leave it open: each grid gets its graph."""
+    """Convert a side of a grid to a plain integer. `torch.compile` then specialises the graph on this grid."""
     return index(side)
 
 
 class Watch:
-    """Sees the patch embedding's output [B, C, (frames,) height, width] go by, and remembers its size."""
+    """Records the grid of the last image in each thread. Its methods `see*` are the hooks."""
 
     def __init__(self, own: bool = False) -> None:
-        """`own`: it is an attention's own input that is watched, so that what was seen last is always what counts."""
+        """`own`: the hook is on the attention itself, so the last recorded grid is always the right one."""
         self._own = own
         self._here = threading.local()
-        self._seen: dict[int, set[Size]] = {}
-        self._compiled: Size | None = None
+        self._seen: dict[int, set[GridSize]] = {}
+        self._compiled: GridSize | None = None
 
     def see(self, module: Any, args: Any, output: Tensor) -> None:
-        """The hook, after the convolution that makes patches."""
-        self.saw(output.shape[2:])
+        """Forward hook of the patch convolution: output [B, C, (frames,) height, width]."""
+        self.record(output.shape[2:])
 
     def see_input(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The hook, before an attention that is given [B, height, width, C]."""
+        """Pre-forward hook of an attention that receives [B, height, width, C]."""
         given = args[0] if args else kwargs["hidden_states"]
-        self.saw(given.shape[1:3])
+        self.record(given.shape[1:3])
 
     def see_shapes(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The hook, before an embedding that is given patches, and height and width for each image."""
-        if torch.compiler.is_compiling():  # a graph does not know numbers in a tensor: no grid can be asked for
-            self.saw((0, 0))
+        """Pre-forward hook of an embedding that receives patches and the height and width of each image."""
+        if torch.compiler.is_compiling():  # a graph cannot read the values of a tensor
+            self.record((0, 0))
             return
         shapes = kwargs["spatial_shapes"] if "spatial_shapes" in kwargs else args[1]
         sides = {tuple(shape) for shape in shapes.tolist()}
-        # Images of several shapes are padded, and their attentions masked: no grid is asked for.
-        self.saw(sides.pop() if len(sides) == 1 else (0, 0))
+        # A batch of several shapes is padded and masked; masked attentions do not ask for a grid.
+        self.record(sides.pop() if len(sides) == 1 else (0, 0))
 
-    def saw(self, sides: tuple[int, ...]) -> None:
+    def record(self, sides: tuple[int, ...]) -> None:
         *frames, height, width = map(number, sides)
         size = (frames[0] if frames else 1, height, width)
-        if torch.compiler.is_compiling():  # which follows a plain attribute, and traces one call at a time
+        if torch.compiler.is_compiling():  # the compiler can trace a plain attribute, and traces one call at a time
             self._compiled = size
             return
         self._here.size = size
         self._seen.setdefault(size[0] * size[1] * size[2], set()).add(size)
 
-    def size(self, patches: tuple[int, ...]) -> Size:
-        """The size now looked at. `patches` are the numbers of patches it may have, given how many tokens there are."""
+    def size(self, patches: tuple[int, ...]) -> GridSize:
+        """Return the current grid. `patches`: the possible numbers of patches, given the number of tokens."""
         if torch.compiler.is_compiling():
             size = self._compiled
         elif not self._own and _in_backward():
-            return self._seen_before(patches)
+            return self._only_recorded(patches)
         else:
             size = getattr(self._here, "size", None)
         if size is None:
-            raise UserError("where these tokens stand is not known: no image went through the model in this thread")
+            raise UserError("the patch grid is unknown: no image went through the model in this thread")
         if size[0] * size[1] * size[2] not in patches:
             expected = " or ".join(str(count) for count in patches)
             raise UserError(
                 f"the image was cut into {text(size)} patches, and {expected} arrive at an attention: tokens were "
-                "dropped, added or packed on the way, so where they stand is not known"
+                "dropped, added or packed in between, so their positions are unknown"
             )
         return size
 
-    def _seen_before(self, patches: tuple[int, ...]) -> Size:
+    def _only_recorded(self, patches: tuple[int, ...]) -> GridSize:
         found = [size for count in patches for size in self._seen.get(count, ())]
         if len(found) == 1:
             return found[0]
@@ -95,14 +96,34 @@ class Watch:
         )
 
     def __reduce__(self) -> tuple[type[Watch], tuple[bool]]:
-        """A copy of a model, here or in another process, watches for itself."""
+        """A copy of a model, in this process or another, starts with an empty record."""
         return Watch, (self._own,)
 
 
-def text(size: Size) -> str:
+class TokenGrid:
+    """The grid of token rows [B, prefix + patches, C] behind `embed`, a patch embedding of timm's."""
+
+    def __init__(self, embed: nn.Module, prefix: int) -> None:
+        self.prefix, self._watch = prefix, Watch()
+        self._hook = embed.register_forward_pre_hook(self.see)
+
+    def see(self, embed: Any, arguments: tuple[Tensor, ...]) -> None:
+        self._watch.record(embed.dynamic_feat_size(arguments[0].shape[-2:]))
+
+    def grid(self, tokens: int) -> Grid:
+        """Return the grid of the `tokens` that an attention receives."""
+        _, height, width = self._watch.size((number(tokens) - self.prefix,))
+        return Grid(height, width, self.prefix)
+
+    def stop(self) -> None:
+        """Remove the hook."""
+        self._hook.remove()
+
+
+def text(size: GridSize) -> str:
     return "x".join(map(str, size if size[0] > 1 else size[1:]))
 
 
 def _in_backward() -> bool:
-    """As `torch.utils.checkpoint` asks it."""
+    """The test that `torch.utils.checkpoint` uses."""
     return torch._C._current_graph_task_id() != -1

@@ -12,7 +12,7 @@ from torch import nn
 from ..attention import Attention
 from ..errors import UserError
 from ..sizes import channels, image_config, size_text
-from .timm_inplace import slots as inplace
+from .timm_inplace import slots as timm_inplace
 
 
 def resize(model: Any, size: tuple[int, int]) -> None:
@@ -25,7 +25,7 @@ def resize(model: Any, size: tuple[int, int]) -> None:
             _resample_same_count(model, before)
     # A model without a size of its own takes any; what evaluates it learns the size here.
     model.pretrained_cfg = {**image_config(model), "input_size": (channels(model), *size)}
-    for slot in inplace.slots(model) if inplace.supports(model) else ():
+    for slot in timm_inplace.find(model) if timm_inplace.supports(model) else ():
         if isinstance(slot.attn, Attention):
             slot.attn.resize(slot.grid)
 

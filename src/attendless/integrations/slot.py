@@ -1,173 +1,157 @@
-"""The places in a model where an attention stands and another can be put."""
+"""A slot: one layer of a model whose attention can be exchanged.
+
+Every integration (`rebuild`, `timm_blocks`, `timm_inplace`, `hf_interface`) finds slots and gives each an `Adapter`,
+which knows how to exchange the attention in that kind of model. Everything else works with slots.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from ..attention import (
-    Attention,
-    Grid,
-    Macs,
-    Spec,
-    expand,
-    expand_stages,
-    parse,
-)
-from ..backbones import is_backbone
-from ..backbones.base import Place, check_order
-from ..backbones.block import create_like, frozen_alike
-from .timm_blocks import slots as families
-from .timm_inplace import slots as inplace
+from ..attention import Attention, Grid, Macs, Spec, expand, expand_stages, parse
+from ..attention.fitting import fitted
+from ..sizes import Size
 
 
-class Slot(Protocol):
-    """One layer of a `model`: its `name` there, its `grid`, what its attention costs `now`, and what the `others` in it
-    cost."""
-
-    name: str
-    grid: Grid
-    now: Macs
-    others: Macs
-    model: nn.Module
-
-    @property
-    def block(self) -> Any:
-        """The layer's block."""
+class Adapter(Protocol):
+    """How an integration exchanges the attention of one slot."""
 
     @property
     def attn(self) -> nn.Module:
-        """The attention that stands here."""
+        """The module that computes the attention: an `Attention`, or the model's own module."""
 
     @property
-    def spec(self) -> Spec | None:
-        """Its spec, or None while it is the model's own kind."""
-
     def weights(self) -> dict[str, Tensor]:
-        """The state of the attention that stands here, under our names; what is trained in it are `nn.Parameter`s."""
+        """The state of the attention under attendless's names; trained values are `nn.Parameter`s."""
 
-    def make(self, spec: Spec) -> Attention:
-        """An attention that fits here, with every weight of the present one that it can use."""
+    def make(self, slot: Slot, spec: Spec) -> Attention:
+        """Build an attention for the slot, with every weight of the present one that fits."""
 
-    def put(self, attention: Attention) -> None:
-        """Let `attention` stand here from now on."""
+    def put(self, slot: Slot, attention: Attention) -> None:
+        """Let `attention` compute in the slot."""
 
-    @property
-    def stays(self) -> str:
-        """Why nothing but what stands here can stand here; empty if something can."""
+    def restore(self, slot: Slot) -> None:
+        """Let the model's own attention compute in the slot; full attention, if the model's own is gone."""
 
-    def standing(self) -> Callable[[], None]:
-        """A way back to what stands here now, whatever is put here in between."""
-
-    def fallback(self) -> Attention | None:
-        """What to put where nothing that attends less pays: full attention; None: what stands here now."""
-
-    def rival(self, grid: Grid) -> Macs | None:
-        """What attending less must beat here, on a grid; None: full attention."""
-
-    def cost(self, attention: Attention) -> Macs:
-        """What `attention` would cost here."""
-
-    def fate(self, ours: Attention) -> tuple[set[str], set[str], set[str]]:
-        """The names of weights that would be copied, new and dropped if `ours` were put here."""
+    def cost(self, slot: Slot, attention: Attention | None) -> Macs:
+        """Count the multiply-accumulates of `attention` in the slot; None: of the model's own attention."""
 
 
-@dataclasses.dataclass
-class BackboneSlot:
-    """A layer of one of our backbones."""
+@dataclasses.dataclass(eq=False)
+class Slot:
+    """One layer of `model`.
+
+    name: path of the layer's block in `model`
+    grid: the tokens that the attention receives, for images of `size`
+    others: cost of the block without its attention
+    fixed: why the attention cannot be exchanged; empty if it can
+    full: whether the model's own attention is full attention
+    folds: whether attendless computes the model's own full attention in less time or memory
+    """
 
     name: str
     grid: Grid
-    now: Macs
-    others: Macs
     model: nn.Module
+    adapter: Adapter
+    size: Size
+    others: Macs
+    fixed: str = ""
+    full: bool = True
+    folds: bool = False
+    _costs: WeakKeyDictionary[nn.Module, Macs] = dataclasses.field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
     def block(self) -> Any:
         return self.model.get_submodule(self.name)
 
     @property
-    def attn(self) -> Attention:
-        return self.block.attn
+    def attn(self) -> Any:
+        """The module that computes the attention: an `Attention`, or the model's own module."""
+        return self.adapter.attn
 
     @property
-    def spec(self) -> Spec:
-        return self.block.attn.spec
+    def spec(self) -> Spec | None:
+        """The spec of the attention; None: the model's own."""
+        return self.attn.spec if isinstance(self.attn, Attention) else None
 
+    @property
     def weights(self) -> dict[str, Tensor]:
-        return self.attn.state_dict(keep_vars=True)
+        return self.adapter.weights
 
     def make(self, spec: Spec) -> Attention:
-        made = frozen_alike(create_like(self.attn, spec, self.grid.whole()), self.attn)
-        made.check(self.grid)
-        return made
+        return self.adapter.make(self, spec)
 
     def put(self, attention: Attention) -> None:
-        self.block.attn = attention
+        self.adapter.put(self, attention)
 
-    stays = ""
+    def restore(self) -> None:
+        self.adapter.restore(self)
 
-    def standing(self) -> Callable[[], None]:
-        return partial(self.put, self.attn)
+    def leave_full(self) -> None:
+        """Let the layer compute what the model did before any conversion."""
+        if self.folds:
+            self.put(self.make(parse("full")))
+        else:
+            self.restore()
 
-    def fallback(self) -> Attention:
-        return self.make(parse("full"))
+    def snapshot(self) -> Callable[[], None]:
+        """Return a function that puts the present attention back."""
+        attn = self.attn
+        return partial(self.put, attn) if isinstance(attn, Attention) else self.restore
 
-    def rival(self, grid: Grid) -> None:
-        return None
+    @property
+    def now(self) -> Macs:
+        """The cost of the present attention, counted once."""
+        attn = self.attn
+        if attn not in self._costs:
+            self._costs[attn] = self.adapter.cost(self, attn if isinstance(attn, Attention) else None)
+        return self._costs[attn]
 
-    def cost(self, attention: Attention) -> Macs:
-        return attention.macs(self.grid)
+    @property
+    def total(self) -> Macs:
+        """The cost of the whole block."""
+        return self.now + self.others
 
-    def fate(self, ours: Attention) -> tuple[set[str], set[str], set[str]]:
-        return families.fate(self.weights(), ours)
-
-
-def exchangeable(model: nn.Module) -> bool:
-    """Whether the attentions of `model` can be exchanged as it stands."""
-    return is_backbone(model) or families.supports(model) or inplace.supports(model)
-
-
-def find_slots(model: Any) -> list[Slot]:
-    """Every layer of an exchangeable model that attends."""
-    if families.supports(model):
-        return list(families.slots(model))
-    return list(inplace.slots(model) if inplace.supports(model) else backbone_slots(model))
+    def rival(self, grid: Grid) -> Macs | None:
+        """The cost on `grid` that an exchange must reduce; None: that of full attention."""
+        if self.full or self.spec is not None:
+            return None
+        return self.now if grid == self.grid else self.adapter.cost(dataclasses.replace(self, grid=grid), None)
 
 
-def backbone_slots(backbone: Any) -> list[BackboneSlot]:
-    """Every layer of one of our backbones that attends."""
-    found = []
-    for row in backbone.costs():
-        if row.spec is not None:
-            now = backbone.get_submodule(row.name).attn.macs(row.grid)
-            found.append(BackboneSlot(row.name, row.grid, now, row.macs - now, backbone))
-    return found
+class WeightDiff(NamedTuple):
+    """Names of weights of an attention that an exchange copied, created and dropped."""
+
+    copied: tuple[str, ...]
+    new: tuple[str, ...]
+    dropped: tuple[str, ...]
+
+
+def weight_diff(before: Mapping[str, Tensor], slot: Slot) -> WeightDiff:
+    """Compare the weights that a slot had `before` with those that it has now."""
+    after = slot.weights
+    if isinstance(slot.attn, Attention):
+        before = fitted(slot.attn, before)
+    copied = {name for name, value in before.items() if name in after and after[name].shape == value.shape}
+    new, dropped = (
+        {name for name, value in weights.items() if isinstance(value, nn.Parameter)} - copied
+        for weights in (after, before)
+    )
+    return WeightDiff(*(tuple(sorted(names)) for names in (copied, new, dropped)))
 
 
 def specs_for(attention: str, slots: list[Slot]) -> list[Spec]:
-    """The spec of every slot: one text for all layers, or parts by layer, or by stage where there are stages."""
+    """The spec of every slot: `attention` is one text for all layers, or one per layer, or per stage of a hierarchy."""
     stages: dict[str, int] = {}
     for slot in slots:
-        stages[_stage(slot)] = stages.get(_stage(slot), 0) + 1
+        stage = slot.name.rpartition("blocks.")[0]
+        stages[stage] = stages.get(stage, 0) + 1
     if len(stages) == 1:
         return expand(attention, len(slots))
     return [spec for stage in expand_stages(attention, list(stages.values())) for spec in stage]
-
-
-def check_reads(slots: list[Slot]) -> None:
-    """Raise unless every attention finds in the context what it reads."""
-    for name, stage in itertools.groupby(slots, key=_stage):
-        entered = getattr(slots[0].model.get_submodule(name.rstrip(".")), "carry", None) is not None
-        check_order(
-            [Place(slot.name, slot.attn, getattr(slot.block, "reducer", None)) for slot in stage], entered=entered
-        )
-
-
-def _stage(slot: Slot) -> str:
-    return slot.name.rpartition("blocks.")[0]

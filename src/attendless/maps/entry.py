@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from ..attention import Attention, Context, Grid
 from ..backbones import Pyramid, is_backbone
-from ..convert.conversion import backbone_copy
 from ..errors import UserError
+from ..integrations.discovery import exchangeable, find_slots
 from ..integrations.rebuild.architecture import describes
-from ..integrations.slot import exchangeable, find_slots
-from ..integrations.timm_inplace import adapted_modules
+from ..integrations.rebuild.copying import backbone_copy
+from ..integrations.timm_inplace.adapted import adapted_modules
 
 
 class Entry(NamedTuple):

@@ -24,7 +24,7 @@ from ..attention import Attention, Macs
 from ..backbones import is_backbone
 from ..backbones.class_token_tail import READOUT
 from ..convert.source import comparable
-from ..integrations.slot import exchangeable
+from ..integrations.discovery import exchangeable
 from ..sizes import input_size, model_name, parse_size
 from .amdahl import time_share
 from .macs import count

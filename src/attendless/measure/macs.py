@@ -18,7 +18,7 @@ from ..attention import Attention, Macs
 from ..backbones import is_backbone
 from ..backbones.cost import Layer, parameters
 from ..errors import UserError
-from ..integrations.slot import exchangeable, find_slots
+from ..integrations.discovery import exchangeable, find_slots
 from ..sizes import channels, input_size
 
 #: The row of what has no formula in models whose blocks alone are ours to count.

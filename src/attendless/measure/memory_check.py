@@ -16,8 +16,8 @@ from torch import nn
 
 from ..backbones import is_backbone
 from ..errors import UserError
+from ..integrations.discovery import exchangeable, find_slots
 from ..integrations.rebuild.architecture import describe, describes
-from ..integrations.slot import exchangeable, find_slots
 from ..sizes import channels, size_text
 from .memory import available
 

@@ -17,9 +17,10 @@ from ..backbones.block import take_weights
 from ..convert import convert, open_model
 from ..convert.source import random_weights
 from ..errors import UserError
+from ..integrations.discovery import exchangeable, find_slots
 from ..integrations.rebuild.architecture import Blueprint, blueprint
 from ..integrations.resize import resize
-from ..integrations.slot import exchangeable, find_slots, specs_for
+from ..integrations.slot import specs_for
 from ..options import join_texts
 from ..sizes import channels, input_size, size_text
 from .measurement import made_of

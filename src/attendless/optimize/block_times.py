@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ..attention import Context, Grid, Spec
 from ..backbones.cost import Layer
-from ..integrations.slot import Slot, find_slots
+from ..integrations.discovery import find_slots
+from ..integrations.slot import Slot
 from ..measure.clock import Call, race
 from ..tokens import create_reducers
 from .candidates import shared_copy, with_attention
@@ -63,7 +64,7 @@ def attention_times(
 
 
 def _shape(slot: Slot) -> tuple[Any, ...]:
-    return (str(slot.grid), str(slot.spec), *(value.shape for value in slot.weights().values()))
+    return (str(slot.grid), str(slot.spec), *(value.shape for value in slot.weights.values()))
 
 
 def _block_call(model: nn.Module, name: str, images: Tensor) -> Call:

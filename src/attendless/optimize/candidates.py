@@ -17,8 +17,9 @@ from torch import nn
 
 from ..attention import Spec
 from ..convert import convert
-from ..convert.conversion import backbone_copy, convert_with_report
-from ..integrations.slot import find_slots
+from ..convert.conversion import convert_with_report
+from ..integrations.discovery import find_slots
+from ..integrations.rebuild.copying import backbone_copy
 from ..tokens import NONE
 
 M = TypeVar("M", bound=nn.Module)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from ..attention import Spec, join, parse
 from ..attention.registry import attention_class
 from ..errors import UserError
-from ..integrations.slot import Slot, find_slots
+from ..integrations.discovery import find_slots
+from ..integrations.slot import Slot
 from ..measure.subject import attention_of, tokens_of
 from .block_times import attention_times, repeat_to_batch
 from .search import Search
@@ -46,7 +47,7 @@ def tunable_layers(slots: Sequence[Slot], spec: Spec) -> list[int]:
     found = []
     for i, (slot, after) in enumerate(zip(slots, [*slots[1:], None], strict=True)):
         needed = _reads(getattr(slot.block, "reducer", None)) | (_reads(after.attn) if after else frozenset())
-        if not slot.stays and not _reads(slot.attn) and needed <= provided:
+        if not slot.fixed and not _reads(slot.attn) and needed <= provided:
             found.append(i)
     if not found:
         raise UserError(f"no layer can take {spec.name}: each layer reads the scores of another, or is read by one")

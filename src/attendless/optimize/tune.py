@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Spec
-from ..convert.conversion import backbone_copy
 from ..errors import UserError
-from ..integrations.slot import find_slots
+from ..integrations.discovery import find_slots
+from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.weights import check_finite
 from ..measure.clock import Call, Race, Timer, device_timer, race
 from ..measure.macs import count

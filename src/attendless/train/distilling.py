@@ -16,7 +16,7 @@ from ..convert.predictor import predicts, save_predictor
 from ..data.labels import NO_LABELS, class_names, match_labels
 from ..data.opening import open_splits
 from ..errors import UserError, unknown
-from ..integrations.slot import find_slots
+from ..integrations.discovery import find_slots
 from ..measure.accuracy import load_images, preprocessing
 from ..options import Options, option, parse_options
 from ..randomness import WEIGHTS, randomness
@@ -174,7 +174,7 @@ def distill(
     labelled, remark = own_classes(train.classes, teacher)
     with randomness(WEIGHTS, phases[0].recipe.seed):
         student: Any = convert(teacher, attention, tokens=tokens, below_breakeven="keep", predictor=predictor)
-        if fits(student):  # it starts nearer to the teacher
+        if fits(find_slots(student)):  # it starts nearer to the teacher
             fit(student, teacher, load_images(train, preprocessing(teacher, input_size(teacher)), FITTED_TO))
     phases = fit_to(phases, student, teacher, labelled=labelled)
     set_drop(student, phases[-1].recipe)

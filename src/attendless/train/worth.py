@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..convert.breakeven import breakeven
-from ..integrations.slot import exchangeable, find_slots
+from ..integrations.discovery import exchangeable, find_slots
 from ..sizes import size_text
 
 
@@ -14,7 +14,7 @@ def slower(model: Any, size: tuple[int, int]) -> str:
     if not exchangeable(model):
         return ""
     ours = [slot for slot in find_slots(model) if slot.spec is not None and slot.spec.name != "full"]
-    decisions = [(str(slot.spec), breakeven(slot.attn, slot.grid)) for slot in ours]  # type: ignore[arg-type]
+    decisions = [(str(slot.spec), breakeven(slot.attn, slot.grid)) for slot in ours]
     losing = [(spec, decision.reason) for spec, decision in decisions if not decision.keep]
     if not losing:
         return ""

@@ -1,1 +1,1 @@
-"""Hugging Face's vision models, through transformers' AttentionInterface."""
+"""Hugging Face's vision towers: attendless attentions behind transformers' `AttentionInterface`, in place."""

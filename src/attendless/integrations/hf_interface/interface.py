@@ -1,16 +1,16 @@
-"""The door to Hugging Face: attentions of ours behind transformers' own switch, in the model as it stands.
+"""attendless attentions behind transformers' attention switch, in the model as it is.
 
-    attendless.patch(model, "foveal:keep=0.1")                        # from here on, with a report
-    model.set_attn_implementation("sdpa")                             # back, and forth again, as transformers does it
+    attendless.patch(model, "foveal:keep=0.1")                        # with a report
+    model.set_attn_implementation("sdpa")                             # back, and forth again, with transformers' switch
     model.set_attn_implementation("attendless:foveal:keep=0.1")
     model.set_attn_implementation(attendless.huggingface.register("foveal:keep=0.25"))
 
-transformers' models hand q, k and v to a function registered in their `AttentionInterface` under a name; ours are
-called `attendless:` and a spec. A name must be registered before it is set, and a model must be watched (`watch`, which
-`patch` does) before it runs: nothing in what the function is given says which grid the tokens stand on.
+transformers' models pass q, k and v to a function that is registered in `AttentionInterface` under a name. The name of
+an attendless attention is `attendless:` and its spec. The name must be registered before it is set. The model must be
+watched (`watch`; `patch` does it) before it runs, because the function receives no grid.
 
-What is not a vision tower's self-attention (text, masks, causal and cross attention) runs in PyTorch's fused kernel,
-as it does by default.
+Attentions that are not self-attention of a vision tower (text, masked, causal and cross attention) run in PyTorch's
+fused kernel, as they do by default.
 """
 
 from __future__ import annotations
@@ -22,53 +22,55 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...attention import (
-    Attention,
-    Context,
-    Grid,
-    Spec,
-    attention_class,
-    create,
-    expand,
-    named,
-)
+from ...attention import Attention, Context, Grid, Spec, attention_class, create, expand, named
 from ...errors import UserError
+from ...sizes import Size
 from ..grid_tracking import Watch
-from . import families as towers
-from .families import Family, Found
+from ..support import Family, hf_family
+from . import towers
 
 PREFIX = "attendless:"
-#: Where a watched model's attention keeps its seat.
+#: Attribute of an attention module that holds its `Seat`.
 _MARK = "_attendless_seat"
-#: What an attention can be given that makes it another function than softmax(q kᵀ) v, unless it is None.
+#: Arguments with which an attention is not softmax(q kᵀ) v, unless they are None.
 _OTHERWISE = ("position_bias", "softcap", "sliding_window", "s_aux", "cache", "cu_seq_lens_q", "cu_seqlens")
 
 
 @dataclasses.dataclass
 class Seat:
-    """What an attention of a watched model knows: its place among its tower's layers, and who watches its grid.
+    """The record of `watch` in an attention module.
 
-    Without a watch it is left alone. `before` is what its configuration said before, `cores` are made when needed.
+    watch: the record of its grid; None: the attention is not served
+    index, depth: position among the layers of its tower
+    before: the implementation that its configuration named before
+    cores: attentions, built when they are needed
     """
 
     watch: Watch | None = None
     index: int = 0
-    of: int = 1
+    depth: int = 1
     before: str | None = None
     hooks: tuple[Any, ...] = ()
     cores: dict[Any, Attention | None] = dataclasses.field(default_factory=dict)
 
     def core(self, attention: str, heads: int, head_dim: int, *rest: Any) -> Any:
-        """The mechanism that computes this layer of `attention`, or None where that is full attention; see `core`."""
+        """Return the attention that computes this layer of `attention`; None for full attention. See `core`."""
         key = (attention, heads, head_dim, *rest)
         if key not in self.cores:
-            spec = expand(attention, self.of)[self.index]
+            spec = expand(attention, self.depth)[self.index]
             self.cores[key] = None if spec.name == "full" else core(spec, heads, head_dim, Grid(1, 1), *rest)
         return self.cores[key]
 
 
 def register(attention: str) -> str:
-    """Make a spec known to transformers; its name there, for `set_attn_implementation` and `from_pretrained`."""
+    """Register a spec in transformers.
+
+    Args:
+        attention: one spec, or one per layer.
+
+    Returns:
+        The name for `set_attn_implementation` and `from_pretrained(attn_implementation=…)`.
+    """
     from_transformers = _transformers()
     for spec in named(attention):
         check_core(spec)
@@ -81,44 +83,50 @@ def register(attention: str) -> str:
 
 
 def mask(fused: Any, allow_is_bidirectional_skip: bool = False, **given: Any) -> Tensor | None:
-    """What transformers calls for a mask: one as for PyTorch's fused kernel, which is who gets it.
+    """Build the mask that transformers asks for: that of PyTorch's fused kernel, or None where nothing is hidden.
 
-    Where nothing is hidden there is none: transformers would make one all the same for a graph that is exported, in
-    which every layer would then attend fully.
+    For a graph that is exported, transformers would build a mask that hides nothing; with a mask, every layer would
+    compute full attention.
     """
     if allow_is_bidirectional_skip and given.get("attention_mask") is None and given.get("local_size") is None:
         return None
     return fused(allow_is_bidirectional_skip=allow_is_bidirectional_skip, **given)
 
 
-def watch(model: nn.Module, size: tuple[int, int] | None = None) -> Found:
-    """Let `model` know the grid its tokens stand on, so that a registered name may be set; what was found in it.
+def watch(model: nn.Module, size: Size | None = None) -> towers.Found:
+    """Record the grid of every image that `model` processes, so that a registered name may be set.
 
-    Computes nothing, and changes no weight and no configuration; `unwatch` takes it back. `size` is that of the images
-    for which the grids in the answer are.
+    Changes no output, weight or configuration; `unwatch` removes the hooks.
+
+    Args:
+        model: any module with vision towers of transformers in it.
+        size: image size (height, width) for the grids in the result; default: the configuration's.
+
+    Returns:
+        The attentions that can be served and, by path, why others cannot.
     """
     found = towers.find(model, size)
-    if all(place.stays for place in found.places):
-        raise UserError(f"{type(model).__name__} holds no attention that can be served: {_reasons(found.left)}")
-    before = {id(place): _named_before(place.module) for place in found.places}
+    if all(layer.fixed for layer in found.layers):
+        raise UserError(f"{type(model).__name__} holds no attention that can be served: {_reasons(found.refused)}")
+    before = {layer.name: _named_before(layer.module) for layer in found.layers}
     unwatch(model)
     watches: dict[int, Watch] = {}
-    for place in found.places:
-        if place.stays:
-            place.module.__dict__[_MARK] = Seat(before=before[id(place)])
+    for layer in found.layers:
+        if layer.fixed:
+            layer.module.__dict__[_MARK] = Seat(before=before[layer.name])
             continue
-        known = watches.get(id(place.embedding))
-        seen = known or watches.setdefault(id(place.embedding), Watch(place.family.own))
-        hooks = () if known else (_hook(place.embedding, seen, place.family),)
-        place.module.__dict__[_MARK] = Seat(seen, place.index, place.of, before[id(place)], hooks)
-    for name in found.left:
+        known = watches.get(id(layer.embedding))
+        seen = known or watches.setdefault(id(layer.embedding), Watch(layer.family.own_grid))
+        hooks = () if known else (_hook(layer.embedding, seen, layer.family),)
+        layer.module.__dict__[_MARK] = Seat(seen, layer.index, layer.depth, before[layer.name], hooks)
+    for name in found.refused:
         left: Any = model.get_submodule(name)
         left.__dict__[_MARK] = Seat(before=_named_before(left))
     return found
 
 
 def unwatch(model: nn.Module) -> None:
-    """Take back what `watch` did."""
+    """Remove what `watch` added to `model`."""
     for module in model.modules():
         seat = module.__dict__.pop(_MARK, None)
         for hook in seat.hooks if seat else ():
@@ -126,9 +134,12 @@ def unwatch(model: nn.Module) -> None:
 
 
 def close(model: nn.Module) -> int:
-    """Let every attention of a watched model compute what it did before, and watch no more; how many were served.
+    """Restore the implementation that every configuration of a watched model named before, and `unwatch` the model.
 
-    Whatever configuration in it names one of ours gets back what it said, wherever transformers' switch has put it.
+    Every configuration that names an attendless attention is restored, wherever transformers' switch has set it.
+
+    Returns:
+        The number of attentions that were served.
     """
     modules: list[Any] = list(model.modules())
     seats = [(module, seat) for module in modules if (seat := seat_of(module))]
@@ -145,7 +156,7 @@ def seat_of(module: Any) -> Seat | None:
 
 
 def attention_of(module: Any) -> str | None:
-    """The spec that a module's configuration names, if it is one of ours."""
+    """The spec that a module's configuration names, if it is one of attendless."""
     name = _setting(module)
     return name.removeprefix(PREFIX) if name is not None and name.startswith(PREFIX) else None
 
@@ -162,9 +173,9 @@ def _named_before(module: Any) -> str | None:
 
 
 def _hook(embedding: nn.Module, seen: Watch, family: Family) -> Any:
-    if family.own:
+    if family.own_grid:
         return embedding.register_forward_pre_hook(seen.see_input, with_kwargs=True)
-    if type(embedding).__name__ in towers.SHAPED:
+    if type(embedding).__name__ == family.embedding:
         return embedding.register_forward_pre_hook(seen.see_shapes, with_kwargs=True)
     return embedding.register_forward_hook(seen.see)
 
@@ -183,10 +194,10 @@ def attend(
     is_causal: bool | None = None,
     **others: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls: q, k, v [B, H, N, D] → [B, N, H, D], and no map."""
-    kind, seat = type(module).__name__, seat_of(module)
-    family, watched = towers.FAMILIES.get(kind), None if seat is None else seat.watch
-    if seat is None and family is not None:
+    """The function that transformers calls: q, k, v [B, H, N, D] → [B, N, H, D], and no attention map."""
+    kind, seat, family = type(module).__name__, seat_of(module), hf_family(module)
+    watched = None if seat is None else seat.watch
+    if seat is None and family is not None and not family.refused:
         raise UserError(
             f"{kind} was set to {PREFIX + attention!r}, but nothing watches which grid its patches form: "
             f"attendless.patch(model, {attention!r}) does both, attendless.huggingface.watch(model) the watching"
@@ -195,7 +206,7 @@ def attend(
     if seat is not None and watched is not None and family is not None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", False)
         if reason := _why_not(query, key, attention_mask, causal, others):
-            _say_once(kind, reason)
+            _warn_once(kind, reason)
         else:
             made = seat.core(attention, query.shape[1], query.shape[3], scaling, dropout, family.turn)
     if made is None or watched is None or family is None:
@@ -203,12 +214,12 @@ def attend(
         return fused(module, query, key, value, attention_mask, **others)
     grid = towers.grid_of(watched, family, module.config, query.shape[2])
     made.check(grid)
-    # Tokens behind the patches go in front, where ours expect those that stand on no grid.
-    behind = family.behind(module.config)
-    if behind:
-        query, key, value = (t.roll(behind, 2) for t in (query, key, value))
+    # Move the tokens behind the patches to the front, where an `Attention` expects tokens that are on no grid.
+    suffix = family.suffixes(module.config)
+    if suffix:
+        query, key, value = (t.roll(suffix, 2) for t in (query, key, value))
     out, _ = made.attend(query, key, value, Context(grid))
-    return (out.roll(-behind, 2) if behind else out).transpose(1, 2).contiguous(), None
+    return (out.roll(-suffix, 2) if suffix else out).transpose(1, 2).contiguous(), None
 
 
 def core(
@@ -220,7 +231,7 @@ def core(
     dropout: float = 0.0,
     turn: float = 0.0,
 ) -> Attention:
-    """The mechanism alone, for q, k and v that a model has projected (and rotated by `turn` a patch) itself."""
+    """Build an attention without projections, for q, k and v that a model projects (and rotates by `turn`) itself."""
     check_core(spec)
     made: Any = create(
         spec, heads * head_dim, heads, grid=grid, head_dim=head_dim, attn_drop=dropout, projections=False, turn=turn
@@ -231,18 +242,18 @@ def core(
 
 
 def check_core(spec: Spec) -> None:
-    """Raise unless an attention of `spec` can stand in a model that is not rebuilt."""
+    """Raise unless an attention of `spec` can be put into a model that is not rebuilt."""
     cls = attention_class(spec.name)
     if not cls.has_core():
         raise UserError(f"attention {spec.name!r} does not go without projections of its own")
     if cls.reads:
-        raise UserError(f"attention {spec.name!r} reads what other layers leave, which these models do not pass on")
+        raise UserError(f"attention {spec.name!r} reads the output of other layers, which these models do not pass on")
     tried = create(spec, 4, 2, grid=Grid(4, 4), projections=False, device="meta")
     if weights := [name for name, _ in tried.named_parameters()]:
         hint = ": window:bias=false has none" if spec.name == "window" else ""
         raise UserError(
-            f"attention {str(spec)!r} has weights of its own ({', '.join(weights)}), for which there is no "
-            f"place in a model that stays as it is{hint}"
+            f"attention {str(spec)!r} has weights of its own ({', '.join(weights)}), for which a model that is not "
+            f"rebuilt has no place{hint}"
         )
 
 
@@ -257,23 +268,20 @@ def _why_not(query: Tensor, key: Tensor, mask: Tensor | None, causal: bool, othe
 
 
 @functools.lru_cache
-def _say_once(kind: str, reason: str) -> None:
+def _warn_once(kind: str, reason: str) -> None:
     warnings.warn(f"attendless left a {kind} as it was: {reason}", stacklevel=2)
 
 
-def _reasons(left: dict[str, str]) -> str:
-    return "; ".join(dict.fromkeys(left.values())) or "none was found"
+def _reasons(refused: dict[str, str]) -> str:
+    return "; ".join(dict.fromkeys(refused.values())) or "none was found"
 
 
 @functools.cache
 def _transformers() -> Any:
     try:
         import transformers
-
-        return transformers if hasattr(transformers, "AttentionMaskInterface") else _too_old()
     except ImportError:
         raise UserError("Hugging Face's models need transformers: pip install 'attendless[hf]'") from None
-
-
-def _too_old() -> Any:
-    raise UserError("this transformers is too old: expected one with AttentionInterface and AttentionMaskInterface")
+    if not hasattr(transformers, "AttentionMaskInterface"):
+        raise UserError("this transformers is too old: expected one with AttentionInterface and AttentionMaskInterface")
+    return transformers

@@ -1,130 +1,94 @@
-"""The attentions of Hugging Face's vision towers as slots, for `patch`: what stands there, the configuration names.
+"""Slots of Hugging Face's vision towers.
 
-Putting an attention somewhere registers its tower's specs, layer by layer, under one name (`attendless:2xfull/…`), and
-lets the configuration say that name. Nothing else is kept, so transformers' own switch and this agree at any time.
+The configuration of a tower names its attentions. `put` registers the specs of all layers of the tower under one name
+(`attendless:2xfull/…`) and sets it in the configuration. Nothing else is stored, so transformers' own switch and the
+slots always agree.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
 from torch import Tensor, nn
 
-from ...attention import (
-    Attention,
-    Grid,
-    Macs,
-    Spec,
-    expand,
-    join,
-    parse,
-)
+from ...attention import Attention, Macs, Spec, expand, join, parse
 from ...backbones.cost import weight_macs
 from ...sizes import Size
-from . import interface as door
-from .families import Place, around, find
+from ..slot import Slot
+from . import interface
+from .towers import TowerLayer, around
+from .towers import find as find_layers
 
 
-@dataclasses.dataclass
-class DoorSlot:
-    """A layer of a watched model; see `slots.Slot`."""
+def find(model: nn.Module, size: Size | None = None) -> list[Slot]:
+    """Every attention of a vision tower in `model`, for images of `size` (default: the configuration's)."""
+    return find_with_refusals(model, size)[0]
 
-    place: Place
-    model: nn.Module
 
-    @property
-    def stays(self) -> str:
-        return self.place.stays
+def find_with_refusals(model: nn.Module, size: Size | None = None) -> tuple[list[Slot], list[tuple[str, str]]]:
+    """As `find`, with the layers whose attention cannot be exchanged, each with the reason."""
+    found = find_layers(model, size)
+    refused = {(around(name), reason): None for name, reason in found.refused.items()}
+    return [_slot(model, layer) for layer in found.layers], list(refused)
 
-    @property
-    def name(self) -> str:
-        return self.place.block
 
-    @property
-    def grid(self) -> Grid:
-        return self.place.grid
+def _slot(model: nn.Module, layer: TowerLayer) -> Slot:
+    queries = layer.windows * layer.grid.tokens // layer.pooled
+    mlp = weight_macs(model.get_submodule(layer.block), queries) - weight_macs(layer.module, queries)
+    return Slot(layer.block, layer.grid, model, ByInterface(layer), layer.size, Macs(mlp=mlp), layer.fixed)
 
-    @property
-    def size(self) -> Size:
-        """The images its tower was made for."""
-        return self.place.size
 
-    @property
-    def block(self) -> Any:
-        return self.model.get_submodule(self.place.block)
+class ByInterface:
+    """Adapter that sets the attention in the configuration of a tower."""
+
+    def __init__(self, layer: TowerLayer) -> None:
+        self.layer = layer
+        self._attentions: dict[Spec, Attention] = {}
+        self._watches = False
 
     @property
     def attn(self) -> nn.Module:
-        return self.place.module
+        spec = self._specs()[self.layer.index]
+        return self.layer.module if spec.name == "full" else self._attention(spec)
 
     @property
-    def specs(self) -> list[Spec]:
-        """Those of all layers of its tower."""
-        return expand(door.attention_of(self.place.module) or "full", self.place.of)
-
-    @property
-    def spec(self) -> Spec | None:
-        found = self.specs[self.place.index]
-        return None if found.name == "full" else found
-
-    @property
-    def now(self) -> Macs:
-        return self.cost(self.make(self.spec or parse("full")))
-
-    @property
-    def others(self) -> Macs:
-        return Macs(mlp=weight_macs(self.block, self._queries) - weight_macs(self.place.module, self._queries))
-
-    @property
-    def _tokens(self) -> int:
-        """Of an image."""
-        return self.place.windows * self.grid.tokens
-
-    @property
-    def _queries(self) -> int:
-        return self._tokens // self.place.pooled
-
     def weights(self) -> dict[str, Tensor]:
-        return self.place.module.state_dict(keep_vars=True)
+        return self.layer.module.state_dict(keep_vars=True)
 
-    def fate(self, ours: Attention) -> tuple[set[str], set[str], set[str]]:
-        """Its weights stay, whatever computes."""
-        return set(self.weights()), set(), set()
+    def make(self, slot: Slot, spec: Spec) -> Attention:
+        return self._attention(spec)
 
-    def make(self, spec: Spec) -> Attention:
-        return door.core(spec, *self.place.heads, self.grid, turn=self.place.family.turn)
+    def put(self, slot: Slot, attention: Attention) -> None:
+        if interface.seat_of(self.layer.module) is None:
+            interface.watch(slot.model)
+            self._watches = True
+        self._set(attention.spec)
 
-    def put(self, attention: Attention) -> None:
-        if door.seat_of(self.place.module) is None:
-            door.watch(self.model)
-        specs = self.specs
-        specs[self.place.index] = attention.spec
-        config, seat = self.place.module.config, door.seat_of(self.place.module)
-        full = all(spec.name == "full" for spec in specs)
-        config._attn_implementation_internal = seat.before if full and seat else door.register(join(specs))
+    def restore(self, slot: Slot) -> None:
+        if interface.seat_of(self.layer.module) is None:
+            return
+        self._set(parse("full"))
+        if self._watches and not any(interface.attention_of(module) for module in slot.model.modules()):
+            interface.unwatch(slot.model)
+            self._watches = False
 
-    def fallback(self) -> Attention | None:
-        """The model's own."""
-        if self.spec is not None:
-            self.put(self.make(parse("full")))
-        return None
+    def cost(self, slot: Slot, attention: Attention | None) -> Macs:
+        attention = attention or self._attention(parse("full"))
+        core = self.layer.windows * attention.core_macs(slot.grid) // self.layer.pooled
+        return Macs(core, weight_macs(self.layer.module, self.layer.windows * slot.grid.tokens))
 
-    def standing(self) -> Callable[[], None]:
-        return partial(self.put, self.make(self.spec or parse("full")))
+    def _specs(self) -> list[Spec]:
+        """The specs of all layers of the tower."""
+        return expand(interface.attention_of(self.layer.module) or "full", self.layer.depth)
 
-    def rival(self, grid: Grid) -> Macs | None:
-        return None  # full attention is what it has
+    def _set(self, spec: Spec) -> None:
+        specs, seat = self._specs(), interface.seat_of(self.layer.module)
+        specs[self.layer.index] = spec
+        full = all(each.name == "full" for each in specs)
+        name = seat.before if full and seat else interface.register(join(specs))
+        self.layer.module.config._attn_implementation_internal = name
 
-    def cost(self, attention: Attention) -> Macs:
-        core = self.place.windows * attention.core_macs(self.grid) // self.place.pooled
-        return Macs(core, weight_macs(self.place.module, self._tokens))
-
-
-def slots(model: nn.Module, size: tuple[int, int] | None = None) -> tuple[list[DoorSlot], list[tuple[str, str]]]:
-    """The slots in `model`, and the attentions of transformers' that are left, with the reason."""
-    found = find(model, size)
-    left = {(around(name), reason): None for name, reason in found.left.items()}
-    return [DoorSlot(place, model) for place in found.places], list(left)
+    def _attention(self, spec: Spec) -> Attention:
+        """The attention of a spec on the layer's own grid, built once: it counts, and does not run."""
+        if spec not in self._attentions:
+            layer = self.layer
+            self._attentions[spec] = interface.core(spec, *layer.heads, layer.grid, turn=layer.family.turn)
+        return self._attentions[spec]

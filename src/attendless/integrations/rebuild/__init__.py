@@ -1,1 +1,1 @@
-"""timm's VisionTransformer and Hugging Face's ViTs, rebuilt as an attendless backbone with the same weights."""
+"""timm's VisionTransformer and some Hugging Face ViTs, rebuilt as an attendless backbone with the same weights."""

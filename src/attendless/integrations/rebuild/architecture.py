@@ -1,8 +1,7 @@
-"""A model's architecture as plain data: what its host's constructor must be given to build it again.
+"""A model's architecture as plain data: the backbone and the constructor arguments that build the model again.
 
-A model does not remember its constructor's arguments, so they are read off its modules. Whether that succeeded is not
-left to hope: the model is built again from the description, without memory for weights, and every leaf module, every
-plain value and every weight's shape is compared.
+A model does not store its constructor arguments, so `describe` reads them from its modules. It then builds the model
+from the description on the meta device, and compares every leaf module, every plain value and every weight's shape.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from ...backbones.class_token_tail import READOUT
 from ...backbones.columnar import replaced_outputs
 from ...errors import UserError, unknown
 from ...sizes import input_size, model_name
+from ..discovery import exchangeable, find_slots
 from ..resize import resize
-from ..slot import exchangeable, find_slots
-from ..timm_inplace import slots as inplace
+from ..timm_inplace import slots as timm_inplace
 from .arguments import (
     bbvit,
     ceit,
@@ -44,7 +43,7 @@ from .arguments import (
     stemmed,
 )
 
-HOSTS: dict[str, type[nn.Module]] = {
+BACKBONES: dict[str, type[nn.Module]] = {
     "columnar": Columnar,
     "columnar_distilled": ColumnarDistilled,
     "lvvit": LVViT,
@@ -53,7 +52,7 @@ HOSTS: dict[str, type[nn.Module]] = {
     "bbvit": BBViT,
     "pyramid": Pyramid,
 }
-#: Of each kind of model: the host it is built as, and how its arguments are read.
+#: For each class of model: the backbone that it is built as, and the function that reads its arguments.
 _READ: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     VisionTransformer: ("columnar", column),
     Columnar: ("columnar", column),
@@ -65,36 +64,36 @@ _READ: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     BBViT: ("bbvit", bbvit),
     Pyramid: ("pyramid", pyramid),
 }
-#: Hosts that are a model of timm's, and can be built as that.
+#: Backbones that have a counterpart in timm.
 _TIMMS: dict[str, type[nn.Module]] = {"columnar": VisionTransformer, "columnar_distilled": VisionTransformerDistilled}
 _ABSENT_IN_EVAL = (nn.Identity, nn.Dropout, DropPath)
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """The name of a host and its constructor's arguments, all of them JSON."""
+    """The name of a backbone (`host`, its key in files) and its constructor arguments, as JSON values."""
 
     host: str
     arguments: dict[str, Any]
 
     def build(self, attention: str | list[Spec] = "full") -> nn.Module:
-        """The model with weights yet to be loaded: what they are now is not to be relied on."""
+        """Build the model; its weights are undefined until they are loaded."""
         given: Any = attention
         if self.host == "pyramid" and not isinstance(attention, str):
             rest = iter(attention)
             given = [[spec for _, spec in zip(range(depth), rest, strict=False)] for depth in self.arguments["depths"]]
-        return self._host()(**self._arguments(), attention=given)
+        return self._backbone()(**self._arguments(), attention=given)
 
     def original(self) -> nn.Module:
-        """timm's own model, with its own fused attention; its weights too are yet to be loaded."""
+        """Build timm's own model, with its fused attention; its weights are undefined until they are loaded."""
         if self.host not in _TIMMS:
-            raise UserError(f"the {self.host} host has no counterpart in timm")
+            raise UserError(f"the {self.host} backbone has no counterpart in timm")
         return _TIMMS[self.host](**self._arguments())
 
-    def _host(self) -> type[nn.Module]:
-        if self.host not in HOSTS:
-            raise unknown("host", self.host, HOSTS)
-        return HOSTS[self.host]
+    def _backbone(self) -> type[nn.Module]:
+        if self.host not in BACKBONES:
+            raise unknown("backbone", self.host, BACKBONES)
+        return BACKBONES[self.host]
 
     def _arguments(self) -> dict[str, Any]:
         layers = {name: layer(value) for name, value in self.arguments.items() if name.endswith("_layer")}
@@ -107,7 +106,7 @@ def describes(model: nn.Module) -> bool:
 
 
 def describe(model: Any) -> Description:
-    """The description of a timm `VisionTransformer` or of one of our hosts; what cannot be described is named."""
+    """Describe a timm `VisionTransformer` or an attendless backbone; raise with every part that cannot be described."""
     if not describes(model):
         known = ", ".join(sorted({cls.__name__ for cls in _READ}))
         raise UserError(f"{type(model).__name__} is not supported: expected one of {known}")
@@ -122,7 +121,7 @@ def describe(model: Any) -> Description:
 
 
 def _empty(description: Description, attention: str | list[Spec]) -> nn.Module:
-    """The model without memory for its weights."""
+    """Build the model on the meta device."""
     try:
         with torch.device("meta"):
             return description.build(attention)
@@ -131,7 +130,7 @@ def _empty(description: Description, attention: str | list[Spec]) -> nn.Module:
 
 
 def differences(model: nn.Module, rebuilt: nn.Module) -> list[str]:
-    """What differs between two models, part by part. What a mechanism adds, and reducers, do not count."""
+    """List the parts that differ between two models, except weights that an attention adds, and reducers."""
     ours, theirs = _structure(model), _structure(rebuilt)
     added = {name for name in ours if (".attn." in name or ".reducer" in name) and name not in theirs}
     found = [
@@ -139,7 +138,7 @@ def differences(model: nn.Module, rebuilt: nn.Module) -> list[str]:
         for name in sorted((ours.keys() - added) | theirs.keys())
         if ours.get(name) != theirs.get(name)
     ]
-    # Values that change what a module computes without showing when it prints, such as which half of a GLU is the gate.
+    # Values that change the output but are not in a module's repr, such as which half of a GLU is the gate.
     twins = dict(rebuilt.named_modules())
     for name, module in model.named_modules():
         mine, other = _values(module), _values(twins[name]) if name in twins else {}
@@ -152,7 +151,7 @@ def differences(model: nn.Module, rebuilt: nn.Module) -> list[str]:
 
 
 def _structure(model: nn.Module) -> dict[str, str]:
-    """Every leaf module as it prints (type, sizes, eps) and every weight's shape; dropout does not count."""
+    """The repr of every leaf module (type, sizes, eps) except dropout, and every weight's shape."""
     leaves = {name: module for name, module in model.named_modules() if not any(module.children())}
     parts = {name: repr(leaf) for name, leaf in leaves.items() if not isinstance(leaf, _ABSENT_IN_EVAL)}
     shapes = {name: f"shaped {tuple(value.shape)}" for name, value in model.state_dict().items()}
@@ -173,8 +172,8 @@ def _values(module: nn.Module) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Blueprint:
-    """`attention` has the spec of every layer, or None where a model of timm's keeps its own; `tokens` the spec of what
-    reduces the tokens, or nothing; `tail` whether its last layer computes for the class token alone."""
+    """A description with the spec of every layer (None: timm's own attention) and of the token reducer, if any;
+    `tail`: whether the last layer computes for the class token alone."""
 
     description: Description
     attention: tuple[str | None, ...]
@@ -192,12 +191,12 @@ class Blueprint:
         return cls(description, tuple(found["attention"]), str(found.get("tokens", "")), tail)
 
     def build(self) -> Any:
-        """The model, its weights yet to be loaded."""
+        """Build the model; its weights are undefined until they are loaded."""
         if self.description.host != "timm":
-            host: Any = self.description.build([parse(text or "full") for text in self.attention])
-            host.set_tokens(self.tokens)
-            host.use_tail(self.tail)
-            return host
+            backbone: Any = self.description.build([parse(text or "full") for text in self.attention])
+            backbone.set_tokens(self.tokens)
+            backbone.use_tail(self.tail)
+            return backbone
         model = _by_name(**self.description.arguments)
         slots = find_slots(model)
         if len(slots) != len(self.attention):
@@ -209,8 +208,8 @@ class Blueprint:
 
 
 def blueprint(model: Any) -> Blueprint:
-    """The blueprint of a host, of a timm `VisionTransformer`, or of a model that timm built by its name."""
-    if describes(model) and inplace.supports(model):
+    """The blueprint of an attendless backbone, a timm `VisionTransformer`, or a model that timm built by its name."""
+    if describes(model) and timm_inplace.supports(model):
         raise UserError(
             f"this {type(model).__name__} was patched in place, which no file describes: save what attendless.convert "
             "makes of the model as it was before (attendless.unpatch)"
@@ -228,7 +227,8 @@ def blueprint(model: Any) -> Blueprint:
     if not timm.is_model(name) or not exchangeable(model):
         raise UserError(
             f"this {type(model).__name__} cannot be saved: a file can describe timm's VisionTransformer, and other "
-            "models that attendless converts if they were built by a name timm knows"
+            "models that attendless converts if they were built by a name timm knows. Of other models save the weights "
+            "(model.state_dict()), and convert the model again after loading them"
         )
     arguments = {"name": name, "num_classes": _classes(model), "size": list(input_size(model))}
     specs = [slot.spec for slot in find_slots(model)]

@@ -1,8 +1,8 @@
-"""Hugging Face's ViT, DINOv2 (with and without registers) and CLIP vision towers → our columnar backbone, by key names.
+"""Rebuild Hugging Face's ViT, DINOv2 (with and without registers) and CLIP vision towers as an attendless backbone.
 
-A model given as an object brings all that is needed, so `transformers` is imported only to open a folder. Its older and
-newer key names are both known. The converted model answers with the logits of a classifier, the image embedding of CLIP
-with projection, otherwise the normed class token (`pooler_output`, or `last_hidden_state[:, 0]` of `ViTModel`).
+The weights are renamed; both the older and the newer key names of transformers are known. `transformers` is imported
+only to open a folder. The rebuilt model returns the logits of a classifier, the image embedding of CLIP with
+projection, or the normalised class token (`pooler_output`; `last_hidden_state[:, 0]` of `ViTModel`).
 """
 
 from __future__ import annotations
@@ -18,24 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UserError
+from ..support import hf_rebuilt, is_transformers
 from .architecture import Description
 from .arguments import ratio
 
-NAMES = (
-    "Hugging Face's ViTModel",
-    "ViTForImageClassification",
-    "Dinov2Model",
-    "Dinov2WithRegistersModel",
-    "CLIPVisionModel",
-    "CLIPVisionModelWithProjection",
-)
-_CLASSES = frozenset({*(name.rpartition(" ")[2] for name in NAMES), "CLIPVisionTransformer"})
-_ELSEWHERE = {
-    "CLIPModel": "convert its `vision_model`",
-    "Dinov2ForImageClassification": "its classifier reads the class token beside the mean patch; convert its `dinov2`",
-    "Dinov2WithRegistersForImageClassification": "its classifier reads the class token beside the mean patch; convert "
-    "its `dinov2_with_registers`",
-}
 _ACTIVATIONS = {
     "gelu": "nn.GELU",
     "quick_gelu": "timm.QuickGELU",
@@ -67,7 +53,7 @@ _PREPARATION: dict[str, dict[str, Any]] = {
     },
 }
 
-#: Pattern → our name, tried in turn on a key without its model's prefix. None: the weight has no place in our backbone.
+#: Pattern → name in the backbone, tried in order on a key without its model's prefix. None: the weight is not used.
 _RENAMES: tuple[tuple[str, str | None], ...] = (
     (r"embeddings\.(cls_token|class_embedding)", "cls_token"),
     (r"embeddings\.register_tokens", "reg_token"),
@@ -89,22 +75,16 @@ _BLOCK_RENAMES: tuple[tuple[str, str], ...] = (
     (r"(intermediate\.dense|mlp\.fc1|mlp\.weights_in)\.(.*)", r"mlp.fc1.\2"),
     (r"(output\.dense|mlp\.fc2|mlp\.weights_out|mlp\.down_proj)\.(.*)", r"mlp.fc2.\2"),
 )
-#: Weights that our backbone keeps side by side in one.
+#: Weights that the backbone concatenates into one.
 _FUSED = (("attn", ("q", "k", "v"), "attn.qkv"), ("mlp", ("gate", "up"), "mlp.fc1"))
 
 
 def supports(model: nn.Module) -> bool:
-    """Whether `model` is one of these; of one that is not quite, say what to convert instead."""
-    if not type(model).__module__.startswith("transformers."):
-        return False
-    name = type(model).__name__
-    if name in _ELSEWHERE:
-        raise UserError(f"{name} is not supported as a whole: {_ELSEWHERE[name]}")
-    return name in _CLASSES
+    return is_transformers(model) and type(model).__name__ in hf_rebuilt()
 
 
 def columnar(model: Any) -> nn.Module:
-    """The model as our backbone with full attention, its weights copied."""
+    """Build the attendless backbone of a model, with full attention and copies of its weights."""
     weights = rename(model.state_dict())
     config = getattr(model.config, "vision_config", model.config)
     first = next(model.parameters())
@@ -117,7 +97,7 @@ def columnar(model: Any) -> nn.Module:
         "architecture": type(model).__name__,
         "input_size": (config.num_channels, *_pair(config.image_size)),
         "num_classes": labels,
-        # The processors these models are published with; a checkpoint's own processor says for certain.
+        # The usual preprocessing of these models; `open_folder` reads that of a checkpoint.
         **_PREPARATION[_kind(weights)],
     }
     return ours.train(model.training)
@@ -130,7 +110,7 @@ def _kind(weights: dict[str, Tensor]) -> str:
 
 
 def open_folder(folder: Path) -> Any:
-    """A model saved by `save_pretrained` (config.json and safetensors), as our backbone with full attention."""
+    """Open a folder that `save_pretrained` wrote (config.json and safetensors) as an attendless backbone."""
     try:
         import transformers
     except ImportError:
@@ -141,26 +121,28 @@ def open_folder(folder: Path) -> Any:
         raise UserError(
             f"{str(folder)!r} is not a model's folder: expected config.json with its architecture"
         ) from None
-    # A whole CLIP holds its vision tower.
+    # A CLIP model contains its vision tower.
     name = "CLIPVisionModelWithProjection" if names == ["CLIPModel"] else names[0]
-    if name not in _CLASSES:
-        elsewhere = _ELSEWHERE.get(name, "not supported; opened by transformers, attendless.patch may serve it")
-        raise UserError(f"{str(folder)!r} holds a {name}: {elsewhere}")
+    if name not in hf_rebuilt():
+        raise UserError(
+            f"{str(folder)!r} holds a {name}, which cannot be rebuilt: open it with transformers and give the model to "
+            "attendless.convert or attendless.patch"
+        )
     try:
         model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, use_safetensors=True)
-    except Exception as error:  # whatever transformers makes of a damaged folder
+    except Exception as error:  # transformers raises many types for a damaged folder
         raise UserError(f"{str(folder)!r} cannot be opened: {str(error).partition(chr(10))[0]}") from None
     ours: Any = columnar(model)
     processor = folder / "preprocessor_config.json"
     if processor.is_file():
         found = json.loads(processor.read_text())
-        told = {"mean": found.get("image_mean"), "std": found.get("image_std")}
-        ours.pretrained_cfg |= {key: tuple(value) for key, value in told.items() if value}
+        given = {"mean": found.get("image_mean"), "std": found.get("image_std")}
+        ours.pretrained_cfg |= {key: tuple(value) for key, value in given.items() if value}
     return ours.eval()
 
 
 def rename(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights under Hugging Face's names → copies under ours."""
+    """Copy weights from Hugging Face's names to those of the backbone."""
     named: dict[str, Tensor] = {}
     for key, value in weights.items():
         name = _rename(key)
@@ -172,7 +154,7 @@ def rename(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     named["cls_token"] = named["cls_token"].reshape(1, 1, width)
     named["pos_embed"] = named["pos_embed"].reshape(1, -1, width)
     if "reg_token" in named:
-        # Registers have no positions; the class token's is added to it once and for all.
+        # Registers have no positions; add the class token's to the class token itself.
         named["cls_token"] = named["cls_token"] + named["pos_embed"][:, :1]
         named["pos_embed"] = named["pos_embed"][:, 1:].clone()
     if "head.weight" in named and "head.bias" not in named:
@@ -203,7 +185,7 @@ def _fuse(named: dict[str, Tensor], part: str, pieces: tuple[str, ...], whole: s
 
 
 def _describe(weights: dict[str, Tensor], config: Any) -> Description:
-    """The backbone's arguments: shapes say most, the configuration what shapes cannot."""
+    """Read the arguments of the backbone from the shapes of the weights and from the configuration."""
     width, channels, *patch = weights["patch_embed.proj.weight"].shape
     fc1, fc2 = weights["blocks.0.mlp.fc1.weight"], weights["blocks.0.mlp.fc2.weight"]
     gated = fc1.shape[0] != fc2.shape[1]

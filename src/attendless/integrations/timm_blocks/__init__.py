@@ -1,1 +1,1 @@
-"""timm's Swin, PVT v2 and XCiT: whole blocks are exchanged in a copy."""
+"""timm's Swin, PVT v2 and XCiT: whole blocks are exchanged in a copy of the model."""

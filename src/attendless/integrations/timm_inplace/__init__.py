@@ -1,13 +1,4 @@
-"""Attentions of other libraries' models, adapted in place."""
+"""Attentions of other libraries' models, exchanged in place: the module stays, and its class is replaced.
 
-from .adapted import (
-    Adapted,
-    AdaptedTokens,
-    adapted_modules,
-    put,
-    take_out,
-)
-from .attentions import ADAPTED, REFUSED
-from .where import Where
-
-__all__ = ["ADAPTED", "REFUSED", "Adapted", "AdaptedTokens", "Where", "adapted_modules", "put", "take_out"]
+Each such attention calls PyTorch's fused attention once; an attendless attention computes that call instead.
+"""

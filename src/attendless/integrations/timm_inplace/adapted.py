@@ -1,9 +1,9 @@
-"""An attention of somebody else's whose heads are multiplied by a core of ours.
+"""An attention module of another library whose fused attention is computed by an attendless attention, its *core*.
 
-The module stays what it is: its weights under their names, its norms, biases, rotations, gates and projections. Only
-its class is exchanged for one that inherits from it (`Adapted` mixed in): the module's own forward runs, and where that
-calls PyTorch's fused attention, the core computes instead. So whatever a class does before and after, in whatever
-version, is done; and giving the class back restores the module bit for bit.
+The module keeps its weights, norms, biases, rotations, gates and projections. `put` replaces its class by a subclass
+with `Adapted` mixed in. The module's own forward runs, and the core computes the call of PyTorch's fused attention.
+The code of the class before and after that call runs unchanged, in any version; `take_out` restores the module
+bit-identically.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from ...attention import Attention, Context, Grid, Spec
 from ...errors import UserError
-from ..grid_tracking import number
-from .where import Where
+from ..grid_tracking import TokenGrid, number
 
 
-class _Handing(TorchFunctionMode):
-    """Inside, calls of PyTorch's fused attention go to `attend`; they are listed in `calls`."""
+class _Intercept(TorchFunctionMode):
+    """Redirects calls of PyTorch's fused attention to `attend`, and lists them in `calls`."""
 
     def __init__(self, attend: Callable[..., Tensor], calls: list[str]) -> None:
         super().__init__()
@@ -30,32 +29,32 @@ class _Handing(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is F.scaled_dot_product_attention:
-            self.calls.append("handed over")
+            self.calls.append("redirected")
             return self.attend(*args, **(kwargs or {}))
         return function(*args, **(kwargs or {}))
 
 
 class Adapted(nn.Module):
-    """Mixed into the class of an attention. A subclass says where the tokens stand (`stands`)."""
+    """Mixed into the class of an attention. A subclass defines `grid_of`."""
 
     core: Attention
-    #: The class that is given back.
+    #: The class that `take_out` restores.
     original: ClassVar[type[nn.Module]]
-    #: Whether full attention by our core is more than the module's own: the same, sooner or in less memory.
+    #: Whether `full` as the core computes the same function as the module in less time or memory.
     folds: ClassVar[bool] = False
-    #: Its own forward must go by PyTorch's fused attention. (Instances keep theirs: this one stands before it.)
+    #: Selects the fused branch of the module's forward. The value in the instance stays, behind this property.
     fused_attn = property(lambda self: True)
 
-    def stands(self, x: Tensor) -> Grid:
-        """The grid on which the tokens x stand that the module is given."""
-        raise NotImplementedError(f"{type(self).__name__} does not define stands")
+    def grid_of(self, x: Tensor) -> Grid:
+        """Return the grid of the tokens x that the module receives."""
+        raise NotImplementedError(f"{type(self).__name__} does not define grid_of")
 
     def placed(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-        """q, k [B, H, N, D] as the module made them → as a core takes them: with all that positions add to scores."""
+        """q, k [B, H, N, D] of the module → q, k for the core, with everything that positions add to the scores."""
         return q, k
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
-        """q, k, v [B, H, N, D] as the module made them → [B, H, N, D]."""
+        """q, k, v [B, H, N, D] of the module → [B, H, N, D]."""
         return self.core.attend(*self.placed(q, k, grid), v, Context(grid))[0]
 
     @property
@@ -63,7 +62,7 @@ class Adapted(nn.Module):
         return self.core.spec
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        grid = self.stands(x)
+        grid = self.grid_of(x)
 
         def attend(
             q: Tensor,
@@ -75,7 +74,7 @@ class Adapted(nn.Module):
             scale: float | None = None,
             **more: Any,
         ) -> Tensor:
-            # Dropout is the core's too: it shares the module's `attn_drop`.
+            # The core applies dropout: it shares the module's `attn_drop`.
             self.core.check(grid)
             self.check(q, k, grid, masked=attn_mask is not None or is_causal or any(more.values()))
             wanted = q.shape[-1] ** -0.5 if scale is None else scale
@@ -85,13 +84,13 @@ class Adapted(nn.Module):
             q, k, v = (t.unflatten(0, (-1, self.core.num_heads)) for t in (q, k, v))
             return self.attend(q, k, v, grid).flatten(0, 1)
 
-        calls: list[str] = []
-        with _Handing(attend, calls):
+        calls: list[str] = []  # not an attribute of the mode, which torch.compile cannot trace
+        with _Intercept(attend, calls):
             out = super().forward(x, *args, **kwargs)
         if len(calls) != 1:
             raise UserError(
                 f"{self.original.__name__} called PyTorch's fused attention {len(calls)} times, expected once: this "
-                "version of its library is not known here"
+                "version of its library is not supported"
             )
         return out
 
@@ -109,22 +108,22 @@ class Adapted(nn.Module):
 
 
 class AdaptedTokens(Adapted):
-    """Of an attention that is given tokens in a row [B, N, C]."""
+    """For an attention that receives a row of tokens [B, N, C]."""
 
-    where: Where
+    where: TokenGrid
 
-    def stands(self, x: Tensor) -> Grid:
+    def grid_of(self, x: Tensor) -> Grid:
         return self.where.grid(x.shape[1])
 
 
 class AdaptedMap(Adapted):
-    """Of an attention that is given a map of tokens [B, H, W, C]."""
+    """For an attention that receives a map of tokens [B, H, W, C]."""
 
-    def stands(self, x: Tensor) -> Grid:
+    def grid_of(self, x: Tensor) -> Grid:
         return Grid(number(x.shape[1]), number(x.shape[2]))
 
 
-def put(module: Any, adapted: type[Adapted], core: Attention, where: Where | None = None) -> None:
+def put(module: Any, adapted: type[Adapted], core: Attention, where: TokenGrid | None = None) -> None:
     """Let `core` compute for `module`, whose class becomes `adapted`."""
     module.__class__ = adapted
     if where is not None:
@@ -134,11 +133,16 @@ def put(module: Any, adapted: type[Adapted], core: Attention, where: Where | Non
     module.core = core.train(module.training)
 
 
-def take_out(module: Any) -> None:
-    """Give an adapted module back to itself."""
-    module.__class__ = module.original
-    del module.core
-    module.__dict__.pop("where", None)
+def take_out(owner: nn.Module, modules: list[Any]) -> None:
+    """Restore adapted modules of `owner`; stop tracking the grid once no adapted module needs it."""
+    tracking = {module.where for module in modules if isinstance(module, AdaptedTokens)}
+    for module in modules:
+        if isinstance(module, Adapted):
+            module.__class__ = module.original  # type: ignore[assignment]
+            del module.core
+            module.__dict__.pop("where", None)
+    for where in tracking - {m.where for _, m in adapted_modules(owner) if isinstance(m, AdaptedTokens)}:
+        where.stop()
 
 
 def adapted_modules(model: nn.Module) -> list[tuple[str, Adapted]]:

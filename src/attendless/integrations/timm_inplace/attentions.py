@@ -1,22 +1,21 @@
-"""The attention classes that are known, each with the few lines by which it is adapted."""
+"""The attention classes that are exchanged in place, each with its subclass of `Adapted`."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from timm.layers import AttentionRope
-from timm.models.beit import Attention as BeitAttention
 from timm.models.eva import EvaAttention
-from timm.models.hiera import MaskUnitAttention
 from timm.models.hieradet_sam2 import MultiScaleAttention
 from timm.models.vision_transformer import Attention as VitAttention
-from timm.models.vision_transformer_relpos import RelPosAttention
 from timm.models.vision_transformer_sam import Attention as SamAttention
 from timm.models.vision_transformer_sam import get_rel_pos
 from torch import Tensor, nn
 
 from ...attention import Grid
-from . import rel_pos as decomposed
+from ..support import hf_family
+from . import rel_pos
 from .adapted import Adapted, AdaptedMap, AdaptedTokens
 
 
@@ -37,27 +36,27 @@ class Hiera(AdaptedMap, MultiScaleAttention):  # type: ignore[misc]
 
 
 class Folded(AdaptedMap):
-    """Of an attention with SAM's relative positions: they go to the core folded into q and k, and to full attention as
-    they are."""
+    """For an attention with SAM's relative positions: folded into q and k for a core, computed as they are for
+    full attention."""
 
     folds = True
-    #: Its own forward must not build the bias. (As with `fused_attn`, the instance keeps its own.)
+    #: Keeps the module's forward from building the bias. The value in the instance stays, behind this property.
     use_rel_pos = property(lambda self: False)
 
     def table(self, side: int, weights: Tensor) -> Tensor:
-        """The positions of a side of the grid [side, side, D], by query and key."""
+        """Return the positions of one side of the grid [side, side, D], by query and key."""
         raise NotImplementedError(f"{type(self).__name__} does not define table")
 
     def placed(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         if not hasattr(self, "rel_pos_h"):
             return q, k
-        return decomposed.fold(q, k, *decomposed.biases(q, *self.tables(grid)), self.core.scale)
+        return rel_pos.fold(q, k, *rel_pos.biases(q, *self.tables(grid)), self.core.scale)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         if self.core.name != "full" or not hasattr(self, "rel_pos_h"):
             return super().attend(q, k, v, grid)
-        r, c = decomposed.biases(q, *self.tables(grid))
-        return decomposed.full(q, k, v, r, c, scale=self.core.scale, dropout=self.core.dropout)
+        r, c = rel_pos.biases(q, *self.tables(grid))
+        return rel_pos.full(q, k, v, r, c, scale=self.core.scale, dropout=self.core.dropout)
 
     def tables(self, grid: Grid) -> tuple[Tensor, Tensor]:
         module: Any = self
@@ -71,12 +70,31 @@ class Sam(Folded, SamAttention):  # type: ignore[misc]
         return get_rel_pos(side, side, weights)
 
 
-ADAPTED: dict[type[nn.Module], type[Adapted]] = {cls.original: cls for cls in (Vit, Rope, Eva, Hiera, Sam)}
+class HfSam(Folded):
+    """For Hugging Face's SAM, whose attention does not go through transformers' `AttentionInterface`."""
 
-_BIAS = "its relative position bias is a number for every pair of tokens, which no core takes"
-#: Attentions that are known, and why they cannot be adapted.
-REFUSED: dict[type[nn.Module], str] = {
-    BeitAttention: _BIAS,
-    RelPosAttention: _BIAS,
-    MaskUnitAttention: "its tokens are ordered by the unit they are masked in, not row by row",
-}
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:  # type: ignore[override]
+        return super().forward(hidden_states, **kwargs)
+
+    def table(self, side: int, weights: Tensor) -> Tensor:
+        module: Any = self
+        return module.get_rel_pos(side, side, weights)
+
+
+_OF_TIMM: dict[type[nn.Module], type[Adapted]] = {cls.original: cls for cls in (Vit, Rope, Eva, Hiera, Sam)}
+
+
+def adapted_class(module: nn.Module) -> type[Adapted] | None:
+    """The class that a module gets when its attention is exchanged; None if it cannot be exchanged in place."""
+    if isinstance(module, Adapted):
+        return type(module)
+    if type(module) in _OF_TIMM:
+        return _OF_TIMM[type(module)]
+    family = hf_family(module)
+    kind: Any = type(module)
+    return _hf_sam(kind) if family is not None and family.patch == "timm_inplace" else None
+
+
+@functools.cache
+def _hf_sam(attention: type) -> type[Adapted]:
+    return type(f"Adapted{attention.__name__}", (HfSam, attention), {"original": attention})

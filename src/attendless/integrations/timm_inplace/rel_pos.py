@@ -1,15 +1,15 @@
-"""Positions as SAM (and ViTDet) add them: a bias by row and one by column, both from the query.
+"""Relative positions of SAM and ViTDet: a bias per row and a bias per column, both computed from the query.
 
     out_i = Σ_j softmax_j(scale · q_i·k_j + r_i[row of j] + c_i[column of j]) v_j
     r_i = q_i·Rʳ[row of i − row of j]        c_i = q_i·Rᶜ[column of i − column of j]
 
-timm builds the bias whole, [B · heads, N, N]: 805 MB for one layer of ViT-B at 1,024 px. Here it is never there.
+timm materialises the bias [B · heads, N, N]: 805 MB for one layer of ViT-B at 1,024 px. This module never does.
 
-    fold   exactly, into wider queries and keys: q' = [q, r / scale, c / scale], k' = [k, one-hot row, one-hot column],
-           so that scale · q'·k' is the whole score, and any attention that takes q, k and v takes these
-    full   full attention. For gradients, in a graph and on a GPU by PyTorch's fused kernel on the folded ones; else by
-           a few queries at a time, whose scores and biases stay in the cache. (On the CPU the fused kernel wants one
-           width for q, k and v, so that v must be padded to that of q': twice as slow as a few at a time.)
+    fold   rewrites the bias exactly as wider queries and keys: q' = [q, r / scale, c / scale],
+           k' = [k, one-hot row, one-hot column]. Then scale · q'·k' is the whole score, for any attention over q, k, v
+    full   computes full attention. With gradients, in a graph and on a GPU: PyTorch's fused kernel on q' and k'.
+           Otherwise: a few queries at a time, whose scores and biases stay in the cache. (On the CPU the fused kernel
+           requires one width for q, k and v. Padding v to the width of q' takes twice the time.)
 
 Shapes: B batch · H heads · N = rows × columns tokens · D head width · q, k, v [B, H, N, D].
 """
@@ -20,12 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: How many scores are at hand at once: about a megabyte of them, which a core's cache holds.
+#: Scores computed at once: about a megabyte, which fits into the cache of a processor core.
 _AT_ONCE = 2**18
 
 
 def biases(q: Tensor, along_rows: Tensor, along_columns: Tensor) -> tuple[Tensor, Tensor]:
-    """q and tables [rows, rows, D], [columns, columns, D] by place of query and key → r [B, H, N, rows],
+    """q and tables [rows, rows, D], [columns, columns, D] by position of query and key → r [B, H, N, rows],
     c [B, H, N, columns]."""
     on_grid = q.unflatten(2, (len(along_rows), len(along_columns)))
     r = on_grid @ along_rows.transpose(1, 2)
@@ -49,11 +49,11 @@ def full(q: Tensor, k: Tensor, v: Tensor, r: Tensor, c: Tensor, *, scale: float,
         wide_v = F.pad(v, (0, wide_q.shape[-1] - v.shape[-1]))
         out = F.scaled_dot_product_attention(wide_q, wide_k, wide_v, dropout_p=dropout, scale=scale)
         return out[..., : v.shape[-1]]
-    return _by_few(q, k, v, r, c, scale)
+    return _in_chunks(q, k, v, r, c, scale)
 
 
-def _by_few(q: Tensor, k: Tensor, v: Tensor, r: Tensor, c: Tensor, scale: float) -> Tensor:
-    """A few queries at a time, or a few heads, if all queries of one are few."""
+def _in_chunks(q: Tensor, k: Tensor, v: Tensor, r: Tensor, c: Tensor, scale: float) -> Tensor:
+    """Full attention for a few queries at a time; for a few heads at a time, where one head has few queries."""
     N, rows, columns = q.shape[2], r.shape[-1], c.shape[-1]
     heads, queries = max(1, _AT_ONCE // (N * N)), max(1, min(N, _AT_ONCE // N))
     whole = q.new_empty(*q.shape[:3], v.shape[-1])

@@ -17,8 +17,7 @@ from torch import Tensor
 import attendless
 from attendless import UserError
 from attendless.integrations.grid_tracking import Watch
-from attendless.integrations.hf_interface import families as towers
-from attendless.integrations.hf_interface import interface as door
+from attendless.integrations.hf_interface import interface, towers
 
 transformers = pytest.importorskip("transformers")
 
@@ -64,8 +63,8 @@ def needed(name: str) -> Any:
 
 def patched(model: Any, attention: str) -> Any:
     """Through transformers' own switch, on the towers alone."""
-    for place in door.watch(model).places:
-        place.module.config._attn_implementation_internal = door.register(attention)
+    for layer in interface.watch(model).layers:
+        layer.module.config._attn_implementation_internal = interface.register(attention)
     return model
 
 
@@ -85,7 +84,7 @@ def test_looking_closely_at_everything_is_the_original(name: str) -> None:
             assert furthest(slope, gradient(model, inputs), steepest) < 1e-4
         less = run(patched(model, "foveal:keep=0.1"), inputs)
         assert furthest(then, less) > 1e-4, "nothing attends less"
-        door.close(model)
+        interface.close(model)
         torch.manual_seed(2)
         assert all(map(torch.equal, then, run(model, inputs)))
 
@@ -95,8 +94,8 @@ def test_patches_stand_where_the_table_says(name: str) -> None:
     """One pixel is changed; the token that changes with it, before anything is mixed, is that of its patch."""
     tiny = needed(name)
     model, size = tiny.cases()[-1]
-    place = towers.find(model, size).places[0]
-    if place.family.own or name == "siglip2":
+    place = towers.find(model, size).layers[0]
+    if place.family.own_grid or name == "siglip2":
         pytest.skip("it is given height and width")
     seen: list[Tensor] = []
     place.module.register_forward_pre_hook(
@@ -109,7 +108,7 @@ def test_patches_stand_where_the_table_says(name: str) -> None:
     pixels[..., 8 * row + 4, 8 * column + 4] += 5
     run(model, inputs)
     changed = (seen[0] - seen[-1]).abs().amax((0, 2)).nonzero().flatten().tolist()
-    front = place.grid.prefix - place.family.behind(place.module.config)
+    front = place.grid.prefix - place.family.suffixes(place.module.config)
     frame = size[0] * size[1] // 64
     assert changed[0] == front + row * (size[1] // 8) + column
     assert [token - changed[0] for token in changed] == [
@@ -170,8 +169,8 @@ def test_a_text_tower_is_left_alone() -> None:
     with torch.no_grad():
         then = model(**inputs)
     found = attendless.huggingface.watch(model)
-    assert set(found.left) == {f"text_model.encoder.layers.{i}.self_attn" for i in (0, 1)}
-    assert found.left["text_model.encoder.layers.0.self_attn"] == "CLIPAttention: it stands in no vision tower"
+    assert set(found.refused) == {f"text_model.encoder.layers.{i}.self_attn" for i in (0, 1)}
+    assert found.refused["text_model.encoder.layers.0.self_attn"] == "CLIPAttention: it is not in a vision tower"
     model.set_attn_implementation(attendless.huggingface.register("foveal:keep=0.1"))
     with torch.no_grad():
         now = model(**inputs)
@@ -193,7 +192,7 @@ def test_a_mask_is_honoured_and_said_once() -> None:
     inputs["spatial_shapes"][:, 0] = 7
     then = run(model, inputs)
     patched(model, "foveal:keep=0.1")
-    door._say_once.cache_clear()
+    interface._warn_once.cache_clear()
     with pytest.warns(UserWarning, match="left a Siglip2Attention as it was: it got a mask") as said:
         assert furthest(then, run(model, inputs)) < 1e-6
     assert len(said) == 1
@@ -209,7 +208,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "pixtral": ("PixtralVisionModel", "PixtralVisionConfig", WHOLE, "packs the patches of images of different sizes"),
     "radio": ("RadioModel", "RadioConfig", WHOLE, "packs the patches of images of different sizes"),
     "segformer": ("SegformerModel", "SegformerConfig", {}, "its keys are fewer than its queries already"),
-    "bert": ("BertModel", "BertConfig", {}, "BertSelfAttention: not a vision attention that is known"),
+    "bert": ("BertModel", "BertConfig", {}, "BertSelfAttention: not a supported vision attention"),
 }
 
 
@@ -290,7 +289,7 @@ def test_a_copy_watches_for_itself() -> None:
     inputs = image(64, 64)
     expected = run(model, inputs)
     assert all(map(torch.equal, expected, run(twin, inputs)))
-    door.close(model)
+    interface.close(model)
     assert all(map(torch.equal, expected, run(twin, inputs)))
     assert len(then) == len(expected)
 
@@ -326,7 +325,7 @@ def test_a_graph_of_shapes_that_are_data_attends_fully_and_that_is_said() -> Non
     inputs = tiny.inputs(model, (64, 64))
     then = run(model, inputs)
     patched(model, "foveal:keep=0.1")
-    door._say_once.cache_clear()
+    interface._warn_once.cache_clear()
     with torch.no_grad(), pytest.warns(UserWarning, match="left a Siglip2Attention as it was: it got a mask"):
         graph = torch.export.export(model, (), kwargs=inputs).module()
     assert furthest(then, run(graph, inputs)) < 1e-5
@@ -395,7 +394,7 @@ def test_patch_counts_what_is_left_and_says_why() -> None:
     assert kept[0] == "it attends in windows of 4x4 already"
     assert [layer.name for layer in report.layers if layer.decision == "converted"] == ["blocks.2", "blocks.5"]
     text = str(attendless.patch(MODELS["clip"].make(), "foveal:keep=0.1", size=128))
-    assert "not exchanged: text_model.encoder.layers.0–1: CLIPAttention: it stands in no vision tower" in text
+    assert "not exchanged: text_model.encoder.layers.0–1: CLIPAttention: it is not in a vision tower" in text
 
 
 def test_patch_leaves_a_model_that_gains_nothing_as_it_was() -> None:

@@ -1,0 +1,53 @@
+"""Slots of attendless backbones, whose blocks pass a context from layer to layer."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from torch import Tensor
+
+from ...attention import Attention, Macs, Spec, parse
+from ...backbones.block import create_like, frozen_alike
+from ...sizes import Size, input_size
+from ..slot import Slot
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockAttention:
+    """Adapter of a block of an attendless backbone."""
+
+    block: Any
+
+    @property
+    def attn(self) -> Attention:
+        return self.block.attn
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        return self.attn.state_dict(keep_vars=True)
+
+    def make(self, slot: Slot, spec: Spec) -> Attention:
+        made = frozen_alike(create_like(self.attn, spec, slot.grid.whole()), self.attn)
+        made.check(slot.grid)
+        return made
+
+    def put(self, slot: Slot, attention: Attention) -> None:
+        self.block.attn = attention
+
+    def restore(self, slot: Slot) -> None:
+        self.put(slot, self.make(slot, parse("full")))
+
+    def cost(self, slot: Slot, attention: Attention | None) -> Macs:
+        return (attention or self.attn).macs(slot.grid)
+
+
+def find(backbone: Any, size: Size | None = None) -> list[Slot]:
+    """Every attention layer of a backbone, at the backbone's own size."""
+    found = []
+    for row in backbone.costs():
+        if row.spec is not None:
+            adapter = BlockAttention(backbone.get_submodule(row.name))
+            others = row.macs - adapter.attn.macs(row.grid)
+            found.append(Slot(row.name, row.grid, backbone, adapter, input_size(backbone), others))
+    return found
