@@ -41,8 +41,8 @@ from torch.nn import functional as F
 from attendless import execution
 from attendless.measure.clock import race
 from attendless.measure.memory import peak_memory
+from attendless.sparse import blocks, patterns
 from attendless.sparse import foveal as definition
-from attendless.sparse import ops, patterns
 from attendless.sparse.backends import flex
 from attendless.sparse.operations import foveal
 from attendless.sparse.operations import gather as gather_attend
@@ -115,7 +115,7 @@ def contestants(tokens: int, keep: float, *, with_flex: bool = False) -> dict[st
     fours = definition.layout(side, side, 1, keep=keep, cell=4, tile=4, coarse=0)
     random = torch.Generator().manual_seed(tokens)
     indices = torch.randint(tokens, (1, HEADS, tokens, max(1, round(keep * tokens))), generator=random).int()
-    lists = ops.block_lists(window(side, keep))
+    lists = blocks.block_lists(window(side, keep))
     runs: dict[str, Run] = {"full": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=SCALE)}
     if tokens <= MOST_MASKED:
         mask = torch.zeros(1, HEADS, tokens, tokens, dtype=torch.bool).scatter_(3, indices.long(), True)

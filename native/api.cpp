@@ -1,8 +1,11 @@
-#include "api.hpp"
-
+// `run` of every operation: check each argument whole, then call the kernel of the instruction set in use. Python
+// (module.cpp), OpenVINO and ONNX Runtime (operators.hpp) call it; std::invalid_argument says what is wrong.
+//
+// Whoever fills in the arguments gives results the shapes that `visit_results` names, or leaves out optional ones.
 #include <algorithm>
 #include <memory>
 
+#include "arguments.hpp"
 #include "dispatch.hpp"
 #include "geometry.hpp"
 
@@ -11,72 +14,63 @@ namespace {
 
 bool empty(const Problem& problem) { return problem.batch == 0 || problem.heads == 0 || problem.tokens == 0; }
 
-// A foveal problem with everything its pointers point at.
-struct FovealCall {
+// Foveal --------------------------------------------------------------------------------------------------------------
+
+// A foveal problem with everything its pointers point at. Cells are chosen (`select`), or given in ascending order.
+template <class Arguments>
+void run_foveal(const Problem& problem, const Arguments& arguments, const std::optional<Chosen>& chosen, bool select,
+                void (*kernel)(const Foveal&)) {
+  const Layout layout(arguments.layout);
+  const std::optional<Places>& places = arguments.places;
+  require(!places || places->shape(0) == size_t(problem.batch), "places must be [batch, patches]");
+  const int patches = places ? size_of(places->shape(1), "places") : layout.patches();
+  require(layout.prefix + patches == problem.tokens, "the layout has ", layout.prefix + patches, " tokens, q has ",
+          problem.tokens);
+  require(!chosen || is(*chosen, {problem.batch, problem.heads, layout.tiles(), layout.budget}),
+          "chosen must be [batch, heads, tiles, budget]");
+  const auto geometry = places ? std::make_shared<const Geometry>(layout, places->data(), problem.batch, patches)
+                               : geometry_of(layout);
   Foveal foveal{};
-  std::shared_ptr<const Geometry> geometry;
-
-  FovealCall(const Problem& problem, const Numbers& numbers, const std::optional<Places>& places,
-             const std::optional<Chosen>& chosen, bool select) {
-    const Layout layout(numbers);
-    require(!places || places->shape(0) == size_t(problem.batch), "places must be [batch, patches]");
-    const int patches = places ? size_of(places->shape(1), "places") : layout.patches();
-    require(layout.prefix + patches == problem.tokens, "the layout has ", layout.prefix + patches, " tokens, q has ",
-            problem.tokens);
-    require(chosen || select, "cells must be chosen or given");
-    require(!chosen || is(*chosen, {problem.batch, problem.heads, layout.tiles(), layout.budget}),
-            "chosen must be [batch, heads, tiles, budget]");
-    geometry = places ? std::make_shared<const Geometry>(layout, places->data(), problem.batch, patches)
-                      : geometry_of(layout);
-    geometry->fill(foveal);
-    foveal.problem = problem;
-    foveal.chosen = chosen ? chosen->data() : nullptr;
-    foveal.select = select;
-    foveal.attend = problem.lse != nullptr;
-    if (!select) require_ascending(chosen->data(), chosen->size(), layout.budget, layout.cells());
-  }
-
-  static void require_ascending(const int32_t* row, size_t size, int budget, int cells) {
-    for (const int32_t* const end = row + size; row != end; row += budget) {
-      bool good = row[0] >= 0 && row[budget - 1] < cells;
-      for (int m = 1; m < budget; ++m) good &= row[m - 1] < row[m];
+  geometry->fill(foveal);
+  foveal.problem = problem;
+  foveal.chosen = chosen ? chosen->data() : nullptr;
+  foveal.select = select;
+  foveal.attend = problem.lse != nullptr;
+  if (!select) {
+    const int32_t* row = chosen->data();
+    for (const int32_t* const end = row + chosen->size(); row != end; row += layout.budget) {
+      bool good = row[0] >= 0 && row[layout.budget - 1] < layout.cells();
+      for (int m = 1; m < layout.budget; ++m) good &= row[m - 1] < row[m];
       require(good, "chosen must hold different cells of the layout, in ascending order");
     }
   }
-
-  void run(void (*kernel)(const Foveal&)) const {
-    if (empty(foveal.problem)) return;
-    kernel(foveal);
-  }
-};
+  if (!empty(problem)) kernel(foveal);
+}
 
 }  // namespace
 
-void foveal_select(const AnyHeads& q, const AnyHeads& k, const std::optional<Bias>& bias,
-                   const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
-                   const Chosen& chosen) {
-  const Problem problem = problem_of(q, k, bias, scale, threads);
-  FovealCall(problem, layout, places, chosen, true).run(kernels().foveal);
+void run(const FovealSelectArguments& arguments) {
+  require(arguments.chosen.has_value(), "chosen is missing");
+  run_foveal(problem_of(arguments), arguments, arguments.chosen, true, kernels().foveal);
 }
 
-void foveal_attend(const AnyHeads& q, const AnyHeads& k, const AnyHeads& v, const std::optional<Bias>& bias,
-                   const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
-                   const std::optional<Chosen>& chosen, bool select, const AnyHeads& out, const Lse& lse) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  FovealCall(problem, layout, places, chosen, select).run(kernels().foveal);
+void run(const FovealAttendArguments& arguments) {
+  run_foveal(Forward(arguments).problem, arguments, arguments.chosen, false, kernels().foveal);
 }
 
-void foveal_backward(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                     const std::optional<Places>& places, const Numbers& layout, float scale, int threads,
-                     const Chosen& chosen, const Heads& out, const Lse& lse, const Heads& out_grad,
-                     const Heads& q_grad, const Heads& k_grad, const Heads& v_grad,
-                     const std::optional<Lse>& bias_grad) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  add_gradients(problem, out_grad, q_grad, k_grad, v_grad, bias_grad);
-  FovealCall(problem, layout, places, chosen, false).run(kernels().foveal_backward);
+void run(const FovealArguments& arguments) {
+  run_foveal(Forward(arguments).problem, arguments, arguments.chosen, true, kernels().foveal);
 }
+
+void run(const FovealForwardArguments& arguments) {
+  run_foveal(Forward(arguments).problem, arguments, arguments.chosen, true, kernels().foveal);
+}
+
+void run(const FovealBackwardArguments& arguments) {
+  run_foveal(backward_of(arguments), arguments, arguments.chosen, false, kernels().foveal_backward);
+}
+
+// Fixed lists of keys -------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -85,49 +79,36 @@ Groups groups_of(const Indices& start, const Indices& member, int tokens, const 
 }
 
 // A key listed twice counts twice.
-Block block_of(const Problem& problem, const Indices& query_start, const Indices& queries, const Indices& key_start,
-               const Indices& keys) {
-  Block block{problem, groups_of(query_start, queries, problem.tokens, "queries"),
-              groups_of(key_start, keys, problem.tokens, "keys")};
+template <class Arguments>
+void run_block(const Problem& problem, const Arguments& arguments, void (*kernel)(const Block&)) {
+  Block block{problem, groups_of(arguments.query_start, arguments.queries, problem.tokens, "queries"),
+              groups_of(arguments.key_start, arguments.keys, problem.tokens, "keys")};
   const int64_t tiles = block.queries.count;
   require(block.keys.count == tiles || block.keys.count == tiles * problem.heads,
           "there must be a list of keys for each tile, or for each tile of each head");
   require_each_token_once(block.queries, problem.tokens);
   block.problem.repeats = problem.q_grad.data && has_repeats(block.keys, problem.tokens);
-  return block;
-}
-
-void run_block(const Block& block, void (*kernel)(const Block&)) {
-  if (empty(block.problem)) return;
-  kernel(block);
+  if (!empty(problem)) kernel(block);
 }
 
 }  // namespace
 
-void block_attend(const AnyHeads& q, const AnyHeads& k, const AnyHeads& v, const std::optional<Bias>& bias,
-                  const Indices& query_start, const Indices& queries, const Indices& key_start, const Indices& keys,
-                  float scale, int threads, const AnyHeads& out, const Lse& lse) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  run_block(block_of(problem, query_start, queries, key_start, keys), kernels().block);
+void run(const BlockAttendArguments& arguments) {
+  run_block(Forward(arguments).problem, arguments, kernels().block);
 }
 
-void block_backward(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                    const Indices& query_start, const Indices& queries, const Indices& key_start, const Indices& keys,
-                    float scale, int threads, const Heads& out, const Lse& lse, const Heads& out_grad,
-                    const Heads& q_grad, const Heads& k_grad, const Heads& v_grad,
-                    const std::optional<Lse>& bias_grad) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  add_gradients(problem, out_grad, q_grad, k_grad, v_grad, bias_grad);
-  run_block(block_of(problem, query_start, queries, key_start, keys), kernels().block_backward);
+void run(const BlockBackwardArguments& arguments) {
+  run_block(backward_of(arguments), arguments, kernels().block_backward);
 }
+
+// A list of keys for each query ---------------------------------------------------------------------------------------
 
 namespace {
 
-// The check of every index waits for the kernel, which reads them anyway.
-void run_gather(const Problem& problem, const Chosen& indices, const std::optional<Counts>& counts,
-                void (*kernel)(const Gather&)) {
+// The kernel checks the indices, which it reads anyway.
+template <class Arguments>
+void run_gather(const Problem& problem, const Arguments& arguments, void (*kernel)(const Gather&)) {
+  const auto& [indices, counts] = std::tie(arguments.indices, arguments.counts);
   const int longest = size_of(indices.shape(3), "indices");
   require(is(indices, {problem.batch, problem.heads, problem.tokens, longest}),
           "indices must be [batch, heads, tokens, keys]");
@@ -142,23 +123,15 @@ void run_gather(const Problem& problem, const Chosen& indices, const std::option
 
 }  // namespace
 
-void gather_attend(const AnyHeads& q, const AnyHeads& k, const AnyHeads& v, const std::optional<Bias>& bias,
-                   const Chosen& indices, const std::optional<Counts>& counts, float scale, int threads,
-                   const AnyHeads& out, const Lse& lse) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  run_gather(problem, indices, counts, kernels().gather);
+void run(const GatherAttendArguments& arguments) {
+  run_gather(Forward(arguments).problem, arguments, kernels().gather);
 }
 
-void gather_backward(const Heads& q, const Heads& k, const Heads& v, const std::optional<Bias>& bias,
-                     const Chosen& indices, const std::optional<Counts>& counts, float scale, int threads,
-                     const Heads& out, const Lse& lse, const Heads& out_grad, const Heads& q_grad,
-                     const Heads& k_grad, const Heads& v_grad, const std::optional<Lse>& bias_grad) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  add_gradients(problem, out_grad, q_grad, k_grad, v_grad, bias_grad);
-  run_gather(problem, indices, counts, kernels().gather_backward);
+void run(const GatherBackwardArguments& arguments) {
+  run_gather(backward_of(arguments), arguments, kernels().gather_backward);
 }
+
+// Lists that each query chooses ---------------------------------------------------------------------------------------
 
 namespace {
 
@@ -168,71 +141,56 @@ Sparsifiner::Table table_of(const Tables& given, const Problem& problem, int row
   return {given.data(), each ? int64_t(rows) * columns : 0};
 }
 
-Sparsifiner sparsifiner_of(const Problem& problem, const Heads& coefficients, const Tables& basis, int64_t budget,
-                           int64_t prefix, float tau, int64_t top) {
-  require(budget >= 1 && budget <= problem.tokens && prefix >= 0 && top >= 0,
+template <class Arguments>
+Sparsifiner sparsifiner_of(const Problem& problem, const Arguments& arguments) {
+  require(arguments.budget >= 1 && arguments.budget <= problem.tokens && arguments.prefix >= 0 && arguments.top >= 0,
           "budget must be from 1 to the number of tokens, and neither prefix nor top below 0");
   Sparsifiner args{};
   args.problem = problem;
-  args.budget = int(budget);
-  args.prefix = int(std::min<int64_t>(prefix, problem.tokens));
-  args.tau = tau;
-  args.top = int(std::min<int64_t>(top, kLargest));
-  args.coefficients = view(coefficients, "coefficients", problem);
-  args.basis = table_of(basis, problem, args.coefficients.width, problem.tokens,
+  args.budget = int(arguments.budget);
+  args.prefix = int(std::min<int64_t>(arguments.prefix, problem.tokens));
+  args.tau = arguments.tau;
+  args.top = int(std::min<int64_t>(arguments.top, kLargest));
+  args.coefficients = view(arguments.coefficients, "coefficients", problem);
+  args.basis = table_of(arguments.basis, problem, args.coefficients.width, problem.tokens,
                         "the basis must have a row for each coefficient and a column for each token, once for all "
                         "images or for each");
   return args;
 }
 
-void run_sparsifiner(const Sparsifiner& args) {
-  if (empty(args.problem)) return;
-  kernels().sparsifiner(args);
-}
-
 }  // namespace
 
-void sparsifiner_select(const Heads& coefficients, const Tables& basis, int64_t budget, int64_t prefix, float tau,
-                        int64_t top, int threads, const Chosen& indices, const Counts& counts) {
-  const Problem problem = problem_of(coefficients, "coefficients", threads);
-  Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
-  require(is(indices, {problem.batch, problem.heads, problem.tokens, args.budget}) &&
-              is(counts, {problem.batch, problem.heads, problem.tokens}),
-          "indices must be [batch, heads, tokens, budget], and counts [batch, heads, tokens]");
-  args.indices = indices.data();
-  args.counts = counts.data();
-  run_sparsifiner(args);
+void run(const SparsifinerSelectArguments& arguments) {
+  const Problem problem = problem_of(arguments.coefficients, "coefficients", arguments.threads);
+  Sparsifiner args = sparsifiner_of(problem, arguments);
+  args.indices = arguments.indices.data();
+  args.counts = arguments.counts.data();
+  if (!empty(problem)) kernels().sparsifiner(args);
 }
 
-void sparsifiner(const AnyHeads& q, const AnyHeads& k, const AnyHeads& v, const std::optional<Bias>& bias,
-                 const Heads& coefficients, const Tables& basis, const std::optional<Heads>& tail_scores,
-                 const std::optional<Heads>& tail_values, const std::optional<Tables>& share, int64_t budget,
-                 int64_t prefix, float tau, int64_t top, float scale, int threads, const AnyHeads& out,
-                 const Lse& lse) {
-  Problem problem = problem_of(q, k, bias, scale, threads);
-  add_result(problem, v, out, lse);
-  Sparsifiner args = sparsifiner_of(problem, coefficients, basis, budget, prefix, tau, top);
-  require(tail_scores.has_value() == share.has_value() && tail_values.has_value() == share.has_value(),
+void run(const SparsifinerArguments& arguments) {
+  const Forward forward(arguments);
+  const Problem& problem = forward.problem;
+  Sparsifiner args = sparsifiner_of(problem, arguments);
+  const auto& [scores, values, share] = std::tie(arguments.tail_scores, arguments.tail_values, arguments.share);
+  require(scores.has_value() == share.has_value() && values.has_value() == share.has_value(),
           "tail_scores, tail_values and share come together or not at all");
   if (share) {
     const int ranks = args.coefficients.width;
-    args.tail_scores = view(*tail_scores, "tail_scores", problem, ranks);
-    args.tail_values = view(*tail_values, "tail_values", problem, ranks, problem.v.width);
+    args.tail_scores = view(*scores, "tail_scores", problem, ranks);
+    args.tail_values = view(*values, "tail_values", problem, ranks, problem.v.width);
     args.share = table_of(*share, problem, problem.tokens, ranks,
                           "share must be [tokens, ranks], once for all images or for each");
   }
-  run_sparsifiner(args);
+  if (!empty(problem)) kernels().sparsifiner(args);
 }
 
-void merge(const Tokens& x, const Heads& keys, const std::optional<Bias>& importance,
-           const std::optional<Bias>& sizes, const std::optional<Longs>& cells, const std::optional<Longs>& owners,
-           const Merging& plan, float protect, int threads, const Tokens& out, const Bias& sizes_out,
-           const Longs& cells_out, const Longs& owners_out) {
-  Merge args = merge_of(x, keys, plan, protect, threads);
-  add_past(args, importance, sizes, cells, owners);
-  add_result(args, out, sizes_out, cells_out, owners_out);
-  if (args.batch == 0 || args.prefix + args.patches == 0) return;
-  kernels().merge(args);
+// Merging -------------------------------------------------------------------------------------------------------------
+
+void run(const MergeArguments& arguments) {
+  const Merge merge = merge_of(arguments);
+  if (merge.batch == 0 || merge.prefix + merge.patches == 0) return;
+  kernels().merge(merge);
 }
 
 }  // namespace attendless

@@ -1,19 +1,17 @@
-// Arrays as the Problem a kernel reads, checked. Without copies, so an array must be what it is taken for: nothing is
-// converted.
+// From the arguments of operations.hpp to the structs of kernels.hpp, with every size checked. Nothing is copied or
+// converted. `Arguments` is any of the structs that has the members a function reads.
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <initializer_list>
 #include <optional>
+#include <tuple>
 
-#include "array.hpp"
 #include "checks.hpp"
+#include "memory.hpp"
+#include "operations.hpp"
 
 namespace attendless {
-
-using Numbers = std::array<int64_t, 8>;  // of a Layout
-using Merging = std::array<int64_t, 6>;  // height, width, prefix, patches, merged, window
 
 template <class Any>
 bool is(const Any& array, std::initializer_list<int> shape) {
@@ -21,63 +19,87 @@ bool is(const Any& array, std::initializer_list<int> shape) {
   return std::all_of(shape.begin(), shape.end(), [&](int size) { return array.shape(axis++) == size_t(size); });
 }
 
-inline View view(const AnyHeads& array, const char* name, const Problem& problem, int tokens, int width) {
-  require(is(array, {problem.batch, problem.heads, tokens, width}), name, " has another shape than its fellows");
+inline int threads_of(int64_t threads) { return int(std::clamp<int64_t>(threads, 1, kMostThreads)); }
+
+inline View view(const Heads& array, const char* name, const Problem& problem, int tokens, int width) {
+  require(is(array, {problem.batch, problem.heads, tokens, width}), name, " has another shape than q requires");
+  require(array.element == Element::f32 || array.element == Element::bf16, name, " is ", name_of(array.element),
+          ": the kernels read f32 and bf16");
   require(width >= 1, name, " must have at least one channel");
   require(width == 1 || array.size() == 0 || array.stride(3) == 1, name, " must have adjacent channels");
-  return {array.data(), array.stride(0), array.stride(1), array.stride(2), width, array.bf16};
+  return {array.data(), array.stride(0), array.stride(1), array.stride(2), width, array.element};
 }
 
-inline View view(const AnyHeads& array, const char* name, const Problem& problem) {
+inline View view(const Heads& array, const char* name, const Problem& problem) {
   return view(array, name, problem, problem.tokens, size_of(array.shape(3), name));
 }
 
-inline View view(const AnyHeads& array, const char* name, const Problem& problem, int width) {
+inline View view(const Heads& array, const char* name, const Problem& problem, int width) {
   return view(array, name, problem, problem.tokens, width);
 }
 
-inline Problem problem_of(const AnyHeads& first, const char* name, int threads) {
+// Batch, heads and tokens of a [B, H, N, channels] tensor.
+inline Problem problem_of(const Heads& first, const char* name, int64_t threads) {
   Problem problem{};
   problem.batch = size_of(first.shape(0), name);
   problem.heads = size_of(first.shape(1), name);
   problem.tokens = size_of(first.shape(2), name);
   size_of(uint64_t(problem.batch) * uint64_t(problem.heads), name);
-  problem.threads = std::clamp(threads, 1, kMostThreads);
+  problem.threads = threads_of(threads);
   return problem;
 }
 
-inline Problem problem_of(const AnyHeads& q, const AnyHeads& k, const std::optional<Bias>& bias, float scale,
-                          int threads) {
-  Problem problem = problem_of(q, "q", threads);
-  problem.scale = scale;
-  problem.q = view(q, "q", problem);
-  problem.k = view(k, "k", problem, problem.q.width);
+// Queries and keys, without values.
+template <class Arguments>
+Problem problem_of(const Arguments& arguments) {
+  Problem problem = problem_of(arguments.q, "q", arguments.threads);
+  problem.scale = arguments.scale;
+  problem.q = view(arguments.q, "q", problem);
+  problem.k = view(arguments.k, "k", problem, problem.q.width);
   problem.v = problem.k;
   problem.v.width = 0;
-  if (bias) {
-    require(is(*bias, {problem.batch, problem.tokens}), "key_bias must be [batch, tokens]");
-    problem.bias = bias->data();
+  if (arguments.key_bias) {
+    require(is(*arguments.key_bias, {problem.batch, problem.tokens}), "key_bias must be [batch, tokens]");
+    problem.bias = arguments.key_bias->data();
   }
   return problem;
 }
 
-inline void add_result(Problem& problem, const AnyHeads& v, const AnyHeads& out, const Lse& lse) {
-  problem.v = view(v, "v", problem);
-  problem.out = view(out, "out", problem, problem.v.width);
-  require(is(lse, {problem.batch, problem.heads, problem.tokens}), "lse must be [batch, heads, tokens]");
-  problem.lse = lse.data();
-}
+// A forward pass. The kernels always write log Σ exp of each query's scores: here, if the caller does not ask for it.
+struct Forward {
+  Problem problem;
 
-inline void add_gradients(Problem& problem, const Heads& out, const Heads& q, const Heads& k, const Heads& v,
-                   const std::optional<Lse>& bias) {
-  problem.out_grad = view(out, "out_grad", problem, problem.v.width);
-  problem.q_grad = view(q, "q_grad", problem, problem.q.width);
-  problem.k_grad = view(k, "k_grad", problem, problem.q.width);
-  problem.v_grad = view(v, "v_grad", problem, problem.v.width);
-  if (bias) {
-    require(is(*bias, {problem.batch, problem.heads, problem.tokens}), "bias_grad must be [batch, heads, tokens]");
-    problem.bias_grad = bias->data();
+  template <class Arguments>
+  explicit Forward(const Arguments& arguments) : problem(problem_of(arguments)) {
+    problem.v = view(arguments.v, "v", problem);
+    problem.out = view(arguments.out, "out", problem, problem.v.width);
+    if (!arguments.lse) {
+      unread_.emplace(std::max<int64_t>(1, int64_t(problem.batch) * problem.heads * problem.tokens));
+    }
+    problem.lse = arguments.lse ? arguments.lse->data() : unread_->data();
   }
+
+ private:
+  std::optional<Memory> unread_;
+};
+
+template <class Arguments>
+Problem backward_of(const Arguments& arguments) {
+  Problem problem = problem_of(arguments);
+  problem.v = view(arguments.v, "v", problem);
+  problem.out = view(arguments.out, "out", problem, problem.v.width);
+  require(is(arguments.lse, {problem.batch, problem.heads, problem.tokens}), "lse must be [batch, heads, tokens]");
+  problem.lse = arguments.lse.data();
+  problem.out_grad = view(arguments.out_grad, "out_grad", problem, problem.v.width);
+  problem.q_grad = view(arguments.q_grad, "q_grad", problem, problem.q.width);
+  problem.k_grad = view(arguments.k_grad, "k_grad", problem, problem.q.width);
+  problem.v_grad = view(arguments.v_grad, "v_grad", problem, problem.v.width);
+  if (arguments.key_bias_grad) {
+    require(is(*arguments.key_bias_grad, {problem.batch, problem.heads, problem.tokens}),
+            "key_bias_grad must be [batch, heads, tokens]");
+    problem.bias_grad = arguments.key_bias_grad->data();
+  }
+  return problem;
 }
 
 // Merging -------------------------------------------------------------------------------------------------------------
@@ -89,7 +111,7 @@ inline Rows rows_of(const Tokens& array, const char* name, int batch, int tokens
   return {array.data(), array.stride(0), array.stride(1), width};
 }
 
-// Passes without a branch in them are vectorised.
+// The loop has no branch, so that the compiler vectorises it.
 inline const int64_t* numbers_of(const std::optional<Longs>& array, const char* name, int batch, int count,
                                  int64_t low, int64_t high) {
   if (!array) return nullptr;
@@ -101,52 +123,45 @@ inline const int64_t* numbers_of(const std::optional<Longs>& array, const char* 
   return data;
 }
 
-inline Merge merge_of(const Tokens& x, const Heads& keys, const Merging& plan, float protect, int threads) {
-  for (const int64_t number : plan) {
-    require(number >= 0 && number <= kLargest, "the plan's numbers must be from 0 to ", kLargest);
-  }
+inline Merge merge_of(const MergeArguments& arguments) {
+  const Merging plan(arguments.plan);
+  const int grid = plan.cells();
   Merge merge{};
-  merge.protect = protect;
-  merge.threads = std::clamp(threads, 1, kMostThreads);
-  merge.batch = size_of(x.shape(0), "x");
-  int* const to[] = {&merge.height, &merge.width, &merge.prefix, &merge.patches, &merge.merged, &merge.window};
-  for (size_t i = 0; i < plan.size(); ++i) *to[i] = int(plan[i]);
-  size_of(uint64_t(merge.height) * uint64_t(merge.width), "the grid");
-  const int tokens = size_of(uint64_t(merge.prefix) + uint64_t(merge.patches), "tokens");
-  require(merge.merged <= merge.patches / 2, merge.merged, " of ", merge.patches,
-          " patches cannot join others: half of them at most");
-  merge.x = rows_of(x, "x", merge.batch, tokens, size_of(x.shape(2), "x"));
+  merge.threads = threads_of(arguments.threads);
+  merge.batch = size_of(arguments.x.shape(0), "x");
+  merge.height = plan.height;
+  merge.width = plan.width;
+  merge.prefix = plan.prefix;
+  merge.patches = plan.patches;
+  merge.merged = plan.r;
+  merge.window = plan.window;
+  merge.protect = arguments.protect;
+  merge.x = rows_of(arguments.x, "x", merge.batch, plan.tokens(), size_of(arguments.x.shape(2), "x"));
+
+  const FloatHeads& keys = arguments.keys;
   const int width = size_of(keys.shape(3), "keys");
   merge.heads = size_of(keys.shape(1), "keys");
-  require(is(keys, {merge.batch, merge.heads, tokens, width}) && merge.heads >= 1,
+  require(is(keys, {merge.batch, merge.heads, plan.tokens(), width}) && merge.heads >= 1,
           "keys must be [batch, heads, tokens, channels] as the plan says");
   require(width >= 1, "keys must have at least one channel");
   require(width == 1 || keys.size() == 0 || keys.stride(3) == 1, "keys must have adjacent channels");
   merge.keys = {keys.data(), keys.stride(0), keys.stride(1), keys.stride(2), width};
-  return merge;
-}
 
-inline void add_past(Merge& merge, const std::optional<Bias>& importance, const std::optional<Bias>& sizes,
-                     const std::optional<Longs>& cells, const std::optional<Longs>& owners) {
-  const int batch = merge.batch, patches = merge.patches, grid = merge.height * merge.width;
-  require(!importance || is(*importance, {batch, merge.prefix + patches}), "importance must be [batch, tokens]");
-  require(!sizes || is(*sizes, {batch, patches}), "sizes must be [batch, patches]");
-  require(cells || patches <= grid, "a grid of ", grid, " cells has no place for ", patches, " patches");
+  const auto& [importance, sizes] = std::tie(arguments.importance, arguments.sizes);
+  require(!importance || is(*importance, {merge.batch, plan.tokens()}), "importance must be [batch, tokens]");
+  require(!sizes || is(*sizes, {merge.batch, plan.patches}), "sizes must be [batch, patches]");
+  require(arguments.cells || plan.patches <= grid, "a grid of ", grid, " cells has no place for ", plan.patches,
+          " patches");
   merge.importance = importance && merge.protect != 0.f ? importance->data() : nullptr;
   merge.sizes = sizes ? sizes->data() : nullptr;
-  merge.cells = numbers_of(cells, "cells", batch, patches, 0, grid - 1);
-  merge.owners = numbers_of(owners, "owners", batch, grid, -1, patches - 1);
-}
+  merge.cells = numbers_of(arguments.cells, "cells", merge.batch, plan.patches, 0, grid - 1);
+  merge.owners = numbers_of(arguments.owners, "owners", merge.batch, grid, -1, plan.patches - 1);
 
-inline void add_result(Merge& merge, const Tokens& out, const Bias& sizes, const Longs& cells, const Longs& owners) {
-  const int left = merge.patches - merge.merged;
-  merge.out = rows_of(out, "out", merge.batch, merge.prefix + left, merge.x.width);
-  require(is(sizes, {merge.batch, left}) && is(cells, {merge.batch, left}) &&
-              is(owners, {merge.batch, merge.height * merge.width}),
-          "the results must be [batch, patches left], and owners [batch, cells of the grid]");
-  merge.sizes_out = sizes.data();
-  merge.cells_out = cells.data();
-  merge.owners_out = owners.data();
+  merge.out = rows_of(arguments.out, "out", merge.batch, plan.remaining(), merge.x.width);
+  merge.sizes_out = arguments.sizes_out.data();
+  merge.cells_out = arguments.cells_out.data();
+  merge.owners_out = arguments.owners_out.data();
+  return merge;
 }
 
 }  // namespace attendless

@@ -1,33 +1,39 @@
-// An array as it lies in memory, whoever it belongs to: Python, OpenVINO, a test.
+// A tensor in memory that belongs to someone else: Python, OpenVINO, ONNX Runtime, a test.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
-#include "bf16.hpp"
+#include "element.hpp"
 
 namespace attendless {
 
-enum class Lies { anyhow, packed };  // packed: in the order of its axes, without gaps
+enum class Storage { strided, packed };  // packed: row-major without gaps
 
-template <class T, size_t rank, Lies lies = Lies::packed>
+template <size_t rank>
+using Shape = std::array<size_t, rank>;
+
+template <class T, size_t axes, Storage storage = Storage::packed>
 class Array {
  public:
-  using Shape = std::array<size_t, rank>;
-  using Strides = std::array<int64_t, rank>;  // in elements
+  static constexpr size_t kRank = axes;
+  static constexpr Storage kStorage = storage;
+  static constexpr std::array<Element, 1> kElements = {kElement<T>};
+  using Strides = std::array<int64_t, axes>;  // in elements
 
   Array() = default;
-  Array(T* data, const Shape& shape) : data_(data), shape_(shape) {
+  Array(T* data, const Shape<axes>& shape) : data_(data), shape_(shape) {
     int64_t step = 1;
-    for (size_t axis = rank; axis-- > 0; step *= int64_t(shape[axis])) strides_[axis] = step;
+    for (size_t axis = axes; axis-- > 0; step *= int64_t(shape[axis])) strides_[axis] = step;
   }
-  Array(T* data, const Shape& shape, const Strides& strides) : data_(data), shape_(shape), strides_(strides) {
-    static_assert(lies == Lies::anyhow, "a packed array's strides follow from its shape");
+  Array(T* data, const Shape<axes>& shape, const Strides& strides) : data_(data), shape_(shape), strides_(strides) {
+    static_assert(storage == Storage::strided, "the strides of a packed array follow from its shape");
   }
 
   T* data() const { return data_; }
+  const Shape<axes>& shape() const { return shape_; }
+  const Strides& strides() const { return strides_; }
   size_t shape(size_t axis) const { return shape_[axis]; }
   int64_t stride(size_t axis) const { return strides_[axis]; }
   size_t size() const {
@@ -38,33 +44,39 @@ class Array {
 
  private:
   T* data_ = nullptr;
-  Shape shape_{};
+  Shape<axes> shape_{};
   Strides strides_{};
 };
 
-using Heads = Array<float, 4, Lies::anyhow>;   // [B, H, N, channels]
-using HalfHeads = Array<Bf16, 4, Lies::anyhow>;
-using Tokens = Array<float, 3, Lies::anyhow>;  // [B, N, channels]
-using Lse = Array<float, 3>;                   // [B, H, N]
-using Bias = Array<float, 2>;                  // [B, N]
-using Tables = Array<float, 3>;                // [1 or B, rows, columns]: one for all images, or one for each
-using Places = Array<int32_t, 2>;              // [B, patches]
-using Chosen = Array<int32_t, 4>;              // [B, H, tiles, budget]
-using Counts = Array<int32_t, 3>;              // [B, H, N]
-using Floats = Array<float, 1>;
-using Indices = Array<int32_t, 1>;
-using Longs = Array<int64_t, 2>;               // [B, patches or cells]
+// A tensor whose element type is known at run time.
+template <size_t axes>
+struct AnyArray : Array<void, axes, Storage::strided> {
+  Element element = Element::other;
 
-// [B, H, N, channels] of floats or of bfloat16: what a forward pass takes and gives.
-struct AnyHeads : Array<void, 4, Lies::anyhow> {
-  bool bf16 = false;
-
-  AnyHeads() = default;
+  AnyArray() = default;
+  AnyArray(void* data, const Shape<axes>& shape, const typename AnyArray::Strides& strides, Element element)
+      : Array<void, axes, Storage::strided>(data, shape, strides), element(element) {}
   template <class T>
-  AnyHeads(const Array<T, 4, Lies::anyhow>& x)
-      : Array(x.data(), {x.shape(0), x.shape(1), x.shape(2), x.shape(3)},
-              {x.stride(0), x.stride(1), x.stride(2), x.stride(3)}),
-        bf16(std::is_same_v<T, Bf16>) {}
+  AnyArray(const Array<T, axes, Storage::strided>& x) : AnyArray(x.data(), x.shape(), x.strides(), kElement<T>) {}
 };
+
+// One whose element type is one of these.
+template <size_t axes, Element... known>
+struct OneOf : AnyArray<axes> {
+  static constexpr std::array<Element, sizeof...(known)> kElements = {known...};
+  using AnyArray<axes>::AnyArray;
+};
+
+using Heads = AnyArray<4>;                              // [B, H, N, channels]
+using FloatHeads = Array<float, 4, Storage::strided>;   // the same in f32
+using Tokens = Array<float, 3, Storage::strided>;       // [B, N, channels]
+using Lse = Array<float, 3>;                            // [B, H, N]
+using Bias = Array<float, 2>;                           // [B, N]
+using Tables = Array<float, 3>;                         // [1 or B, rows, columns]: one for all images, or one for each
+using Places = Array<int32_t, 2>;                       // [B, patches]
+using Chosen = Array<int32_t, 4>;                       // [B, H, tiles, budget]
+using Counts = Array<int32_t, 3>;                       // [B, H, N]
+using Indices = Array<int32_t, 1>;
+using Longs = Array<int64_t, 2>;                        // [B, patches or cells]
 
 }  // namespace attendless

@@ -11,7 +11,7 @@ namespace {
 
 int blocks(int length, int size) { return (length + size - 1) / size; }
 
-// Items 0, 1, … by the group each is in, in order within a group.
+// Items 0, 1, … by their group, ascending within a group.
 Grouping group(const std::vector<int32_t>& of, int groups, int32_t first) {
   Grouping result;
   result.start.assign(size_t(groups) + 1, 0);
@@ -23,7 +23,7 @@ Grouping group(const std::vector<int32_t>& of, int groups, int32_t first) {
   return result;
 }
 
-// Which size × size block each patch stands in.
+// The size × size block of each patch.
 std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* places, int patches) {
   std::vector<int32_t> block(static_cast<size_t>(patches));
   const int columns = blocks(layout.width, size), area = layout.patches();
@@ -37,12 +37,8 @@ std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* pla
 
 }  // namespace
 
-Layout::Layout(const std::array<int64_t, 8>& numbers) {
-  for (const int64_t x : numbers) {
-    require(x >= 0 && x <= kLargest, "a layout's numbers must be from 0 to ", kLargest, ", not ", x);
-  }
-  int* const to[] = {&height, &width, &prefix, &cell, &tile, &coarse, &budget, &order};
-  for (size_t i = 0; i < numbers.size(); ++i) *to[i] = int(numbers[i]);
+Layout::Layout(const Fields<Layout>& fields) {
+  fields.unpack(height, width, prefix, cell, tile, coarse, budget, order);
   require(height >= 1 && width >= 1 && cell >= 1 && tile >= 1 && coarse % cell == 0,
           "height, width, cell and tile must be at least 1, coarse a multiple of cell or 0");
   require(int64_t(height) * width <= kLargest, "a grid of ", height, " × ", width, " places is too large");
@@ -111,9 +107,9 @@ std::shared_ptr<const Geometry> geometry_of(const Layout& layout) {
     std::shared_ptr<const Geometry> geometry;
   };
   constexpr size_t kMost = 16;
-  constexpr int kLargestKept = 1 << 16;  // patches: a megabyte or two
+  constexpr int kLargestKept = 1 << 16;  // patches: one or two megabytes
   static std::mutex mutex;
-  static std::vector<Kept> kept;  // the one used last is first
+  static std::vector<Kept> kept;  // most recently used first
 
   {
     const std::lock_guard<std::mutex> lock(mutex);

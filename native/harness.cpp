@@ -6,7 +6,6 @@
 #include <cstring>
 #include <thread>
 
-#include "bf16.hpp"
 #include "checks.hpp"
 #include "geometry.hpp"
 #include "harness.hpp"
@@ -77,7 +76,7 @@ struct Tensors {
     for (int i = 0; i < 4; ++i) {
       for (const float x : *from[i]) half[i].push_back(narrow(x));
       view[i]->data = half[i].data();
-      view[i]->bf16 = true;
+      view[i]->element = Element::bf16;
     }
     kernel(args);
     for (size_t i = 0; i < out.size(); ++i) {
@@ -203,7 +202,7 @@ void try_foveal(Random& random) {
   const int order = random.from(0, 1);
   Tensors t(random, prefix + height * width);
   const int cells = (height + cell - 1) / cell * ((width + cell - 1) / cell);
-  const Layout all({height, width, prefix, cell, tile, coarse, cells, order});
+  const Layout all(Fields<Layout>{{height, width, prefix, cell, tile, coarse, cells, order}});
   const auto geometry = geometry_of(all);
   std::vector<int32_t> chosen(size_t(t.problem.batch) * t.problem.heads * all.tiles() * cells);
   Foveal foveal{};
@@ -224,7 +223,7 @@ void try_foveal(Random& random) {
   for (int budget = 1; budget <= cells; budget += 1 + cells / 3) {
     std::shared_ptr<const Geometry> few;
     try {
-      few = geometry_of(Layout({height, width, prefix, cell, tile, coarse, budget, order}));
+      few = geometry_of(Layout(Fields<Layout>{{height, width, prefix, cell, tile, coarse, budget, order}}));
     } catch (const std::invalid_argument&) {
       continue;  // a tile covers more cells
     }

@@ -13,8 +13,8 @@ struct Aside {
 
   INLINE Aside() {}
   INLINE Aside(const Problem& problem, Cursor& memory) {
-    if (problem.q.bf16) q = memory.floats(int64_t(kGroup) * problem.q.width);
-    if (problem.out.bf16) out = memory.floats(int64_t(kGroup) * problem.out.width);
+    if (problem.q.element == Element::bf16) q = memory.floats(int64_t(kGroup) * problem.q.width);
+    if (problem.out.element == Element::bf16) out = memory.floats(int64_t(kGroup) * problem.out.width);
   }
 };
 
@@ -30,7 +30,7 @@ struct Head {
   // `visit` is given a pointer to floats or to bfloat16.
   template <class Visit>
   INLINE void at(const View& view, int64_t token, Visit visit) const {
-    if (view.bf16) {
+    if (view.element == Element::bf16) {
       visit(row<Bf16>(view, token));
     } else {
       visit(row(view, token));

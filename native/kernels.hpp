@@ -1,18 +1,20 @@
-// What the instruction sets, the dispatcher and the Python module say to each other: plain structs, no code.
+// The interface between api.cpp and the kernels of each instruction set: plain structs, no code.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "element.hpp"
+
 namespace attendless {
 
-// A [batch, heads, tokens, channels] tensor of any strides (in numbers) but the last, which is 1. Its numbers are floats;
-// a forward pass's q, k, v and out may also be bfloat16.
+// A [batch, heads, tokens, channels] tensor of any strides (in elements) but the last, which is 1. Kernels read and write
+// f32; in a forward pass q, k, v and out may also be bf16. attendless.sparse.table says which.
 struct View {
   void* data;
   int64_t batch, head, token;
   int width;
-  bool bf16 = false;
+  Element element = Element::f32;
 };
 
 // Members of each of `count` groups, one after the other: group g holds member[start[g]] … member[start[g + 1] - 1].
@@ -22,7 +24,7 @@ struct Groups {
   const int32_t* member;
 };
 
-// What every attention over lists of keys shares. Gradients are null in the forward pass.
+// The part that every attention over lists of keys has. Gradients are null in the forward pass.
 struct Problem {
   int batch, heads, tokens, threads;
   float scale;
@@ -31,10 +33,10 @@ struct Problem {
   float* lse;         // [batch, heads, tokens]: log Σ exp of each query's scores
   View out_grad, q_grad, k_grad, v_grad;
   float* bias_grad;  // [batch, heads, tokens], or null
-  bool repeats;      // a list that queries share may name a key more than once; the backward pass has to know
+  bool repeats;      // a list that queries share may name a key more than once; the backward pass depends on it
 };
 
-// One image's grid: which tokens stand in each cell and in each tile. Prefix tokens are in neither.
+// One image's grid: the tokens of each cell and of each tile. Prefix tokens are in neither.
 struct Image {
   Groups cells, tiles;
 };
@@ -42,14 +44,14 @@ struct Image {
 struct Foveal {
   Problem problem;
   int prefix, budget;
-  int order;           // 1: what blurred cells add turns with the query, as values turn with keys inside them
+  int order;           // 1: add the first-order correction of the blurred cells
   const Image* image;  // one per image of the batch, or one for all
   int images;
   Groups parents;     // the cells of each coarse cell; none if there is one level
   const int32_t* parent;  // the coarse cell of each cell
   Groups own;         // the cells each tile covers
   int32_t* chosen;    // [batch, heads, tiles, budget], ascending: written by `select`, read by `attend` and backward;
-                      // null: nobody wants to know
+                      // null: the caller does not need it
   bool select, attend;
 };
 

@@ -1,5 +1,5 @@
-// The kernels as a library of operators for ONNX Runtime: nodes of the domain `attendless`. It needs nothing else of
-// attendless's, and no particular ONNX Runtime.
+// The kernels as a library of custom operators for ONNX Runtime: nodes of the domain `attendless`. It needs nothing else
+// of attendless, and works with every ONNX Runtime from 1.17 on.
 #include "onnxruntime.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace attendless {
 namespace onnxruntime {
 namespace {
 
-// What is being computed in this thread: ONNX Runtime's threads are to be had through it.
+// The evaluation of this thread, through which ONNX Runtime lends its threads.
 thread_local const Api* current_api = nullptr;
 thread_local KernelContext* current_context = nullptr;
 
@@ -22,7 +22,7 @@ struct Body {
   void* context;
 };
 
-// What ONNX Runtime itself refuses, its text included, becomes what the operator answers.
+// An error status of ONNX Runtime itself, which the operator returns as it is.
 struct Refused {
   Status* status;
 };
@@ -31,8 +31,8 @@ void check(Status* status) {
   if (status) throw Refused{status};
 }
 
-// ONNX Runtime does not say how many threads a session has. It shares out this many pieces among those it has, and
-// whoever runs first does all there is to do.
+// ONNX Runtime does not report how many threads a session has. It divides this many pieces among them; pieces that start
+// after the work is done return at once.
 int most_threads() { return std::clamp(int(std::thread::hardware_concurrency()), 1, 64); }
 
 }  // namespace
@@ -56,9 +56,8 @@ namespace onnxruntime {
 namespace {
 
 using operators::Tensor;
-using operators::Type;
 
-// A node's attributes, for an operator that asks for its own. One that is not there keeps its default.
+// Reads the attributes of a node. One that is missing keeps its default.
 class Attributes {
  public:
   Attributes(const Api& api, const KernelInfo* info) : api_(api), info_(info) {}
@@ -103,9 +102,12 @@ Tensor as_tensor(const Api& api, const Value* value) {
   check(api.GetDimensionsCount(info, &rank));
   std::vector<int64_t> sizes(rank);
   check(api.GetDimensions(info, sizes.data(), rank));
-  Tensor found{type == kFloat ? Type::f32 : type == kInt32 ? Type::i32 : type == kInt64 ? Type::i64 : Type::other,
-               {sizes.begin(), sizes.end()}, {}, nullptr};
-  if (found.type != Type::other) check(api.GetTensorMutableData(const_cast<Value*>(value), &found.data));
+  const Element element = type == kFloat   ? Element::f32
+                          : type == kInt32 ? Element::i32
+                          : type == kInt64 ? Element::i64
+                                           : Element::other;
+  Tensor found{element, {sizes.begin(), sizes.end()}, {}, nullptr};
+  if (element != Element::other) check(api.GetTensorMutableData(const_cast<Value*>(value), &found.data));
   return found;
 }
 
@@ -118,7 +120,7 @@ class Kernel {
     operator_.visit(attributes);
     size_t inputs = 0;
     check(api.KernelInfo_GetInputCount(info, &inputs));
-    operator_.check(inputs, Operator::kInputs);
+    operator_.check(inputs);
   }
 
   void run(KernelContext* context) const {
@@ -142,7 +144,7 @@ class Kernel {
     operator_.run(call);
   }
 
-  // What goes wrong in `body`, as ONNX Runtime wants to be told.
+  // Runs `body`; an exception becomes a status.
   template <class Run>
   static Status* told(const Api& api, const Run& body) {
     const auto status = [&](Code code, const char* text) {
@@ -181,7 +183,9 @@ const CustomOp* described() {
     op.GetVariadicInputMinArity = [](const CustomOp*) { return 1; };
     op.GetVariadicInputHomogeneity = [](const CustomOp*) { return 0; };
     op.GetInputMemoryType = [](const CustomOp*, size_t) { return 0; };
-    op.GetOutputType = [](const CustomOp*, size_t number) { return Operator::kResults[number] == Type::f32 ? kFloat : kInt64; };
+    op.GetOutputType = [](const CustomOp*, size_t number) {
+      return Operator::kResults[number] == Element::f32 ? kFloat : kInt64;
+    };
     op.GetOutputTypeCount = [](const CustomOp*) { return Operator::kResults.size(); };
     op.GetOutputCharacteristic = [](const CustomOp*, size_t) { return kRequired; };
     op.GetVariadicOutputMinArity = [](const CustomOp*) { return 0; };
@@ -201,12 +205,11 @@ const CustomOp* described() {
   return &op;
 }
 
-Status* add_all(const Api& api, SessionOptions* options) {
-  Domain* domain = nullptr;  // lives as long as the sessions that use it, which nobody tells us the end of
+template <class... Arguments>
+Status* add_all(const Api& api, SessionOptions* options, List<Arguments...>) {
+  Domain* domain = nullptr;  // never released: it must outlive every session that uses it
   if (Status* const wrong = api.CreateCustomOpDomain("attendless", &domain)) return wrong;
-  using namespace operators;
-  for (const CustomOp* const op : {described<FovealAttention>(), described<SparsifinerAttention>(),
-                                   described<BlockAttention>(), described<GatherAttention>(), described<MergeTokens>()}) {
+  for (const CustomOp* const op : {described<operators::Node<Arguments>>()...}) {
     if (Status* const wrong = api.CustomOpDomain_Add(domain, op)) return wrong;
   }
   return api.AddCustomOpDomain(options, domain);
@@ -220,7 +223,7 @@ Status* add_all(const Api& api, SessionOptions* options) {
 extern "C" __attribute__((visibility("default"))) attendless::onnxruntime::Status* RegisterCustomOps(
     attendless::onnxruntime::SessionOptions* options, const attendless::onnxruntime::ApiBase* base) {
   using namespace attendless::onnxruntime;
-  if (const Api* const api = base->GetApi(kVersion)) return add_all(*api, options);
+  if (const Api* const api = base->GetApi(kVersion)) return add_all(*api, options, attendless::Nodes());
   const Api* const old = base->GetApi(1);  // the first function has been there ever since
   return old->CreateStatus(kFail, "attendless's operators need ONNX Runtime 1.17 or newer");
 }

@@ -1,6 +1,6 @@
-// The kernels as an OpenVINO extension: operators of the domain `attendless`, read from ONNX files and from OpenVINO's
-// own. Compiled where it is used, against the OpenVINO found there, and linked with the kernels into one library that
-// needs nothing else of attendless's.
+// The kernels as an OpenVINO extension: operators of the domain `attendless`, read from ONNX files and from OpenVINO IR.
+// It is compiled on the user's machine against the installed OpenVINO, and linked with the kernels into one library that
+// needs nothing else of attendless.
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -16,8 +16,8 @@
 
 namespace attendless {
 
-// OpenVINO infers inside an arena of TBB's with as many threads as it was told to use. Whoever runs first does all there
-// is to do, so it does not matter if others come late or never.
+// OpenVINO infers inside a TBB arena that has the threads it was configured with. Threads take pieces of work from a
+// shared counter, so threads that start late or never are no problem.
 void run_parallel(int threads, void (*body)(void*, int), void* context) {
   if (threads <= 1) return body(context, 0);
   tbb::parallel_for(0, threads, [&](int rank) { body(context, rank); }, tbb::simple_partitioner());
@@ -30,7 +30,7 @@ namespace openvino {
 
 int threads() { return tbb::this_task_arena::max_concurrency(); }
 
-// An ONNX node's attributes, for an operator that asks for its own.
+// Reads the attributes of an ONNX node.
 class FromOnnx : public ov::AttributeVisitor {
  public:
   explicit FromOnnx(const ov::frontend::NodeContext& node) : node_(node) {}
@@ -70,12 +70,15 @@ void add(std::vector<ov::Extension::Ptr>& extensions) {
 }  // namespace openvino
 }  // namespace attendless
 
+namespace {
+
+template <class... Arguments>
+void add_all(std::vector<ov::Extension::Ptr>& extensions, attendless::List<Arguments...>) {
+  (attendless::openvino::add<attendless::operators::Node<Arguments>>(extensions), ...);
+}
+
+}  // namespace
+
 OPENVINO_EXTENSION_C_API void create_extensions(std::vector<ov::Extension::Ptr>& extensions) {
-  using namespace attendless::operators;
-  using attendless::openvino::add;
-  add<FovealAttention>(extensions);
-  add<SparsifinerAttention>(extensions);
-  add<BlockAttention>(extensions);
-  add<GatherAttention>(extensions);
-  add<MergeTokens>(extensions);
+  add_all(extensions, attendless::Nodes());
 }

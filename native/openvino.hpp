@@ -1,4 +1,4 @@
-// An operator of operators.hpp as OpenVINO's: shapes as far as they are known, tensors, one class around each.
+// The OpenVINO operator of a node of operators.hpp: shapes as far as they are known, tensors, evaluation.
 #pragma once
 
 #include <limits>
@@ -15,19 +15,18 @@
 namespace attendless::openvino {
 
 using operators::Inputs;
-using operators::Type;
 
-int threads();  // that OpenVINO has for this evaluation
+int threads();  // available to this evaluation
 
-inline ov::element::Type element_of(Type type) {
-  return type == Type::f32 ? ov::element::f32 : type == Type::i32 ? ov::element::i32 : ov::element::i64;
+inline ov::element::Type type_of(Element element) {
+  return element == Element::f32 ? ov::element::f32 : element == Element::i32 ? ov::element::i32 : ov::element::i64;
 }
 
 // The shapes and types of an operator's inputs, of which some sizes may not be known yet.
 class Shapes {
  public:
   struct Result {
-    Type type;
+    Element element;
     ov::PartialShape shape;
   };
 
@@ -37,7 +36,7 @@ class Shapes {
     const std::optional<size_t> place = inputs_.find(name);
     require(place.has_value(), "the input '", name, "' is missing: given='", inputs_.given, "'");
     const ov::element::Type type = node_.get_input_element_type(*place);
-    require(type.is_dynamic() || type == ov::element::f32, name, " must be float32, not ", type);
+    require(type.is_dynamic() || type == ov::element::f32, name, " must be f32, not ", type);
     const ov::PartialShape& shape = node_.get_input_partial_shape(*place);
     require(shape.rank().compatible(rank), name, " must have ", rank, " axes, not ", shape.rank());
     return shape.rank().is_static() ? shape : ov::PartialShape::dynamic(rank);
@@ -63,8 +62,8 @@ class Shapes {
     ov::PartialShape all = q;
     require(ov::PartialShape::merge_into(all, k) && ov::PartialShape::merge_into(all, v),
             "q is ", q, " (batch, heads, tokens, channels), but v is ", v);
-    if (inputs_.tokens_first()) return {{Type::f32, {all[0], all[2], all[1], width}}};
-    return {{Type::f32, {all[0], all[1], all[2], width}}};
+    if (inputs_.tokens_first()) return {{Element::f32, {all[0], all[2], all[1], width}}};
+    return {{Element::f32, {all[0], all[1], all[2], width}}};
   }
 
  private:
@@ -74,11 +73,11 @@ class Shapes {
 
 inline operators::Tensor as_tensor(const ov::Tensor& tensor) {
   const ov::element::Type type = tensor.get_element_type();
-  operators::Tensor found{Type::other, tensor.get_shape(), {}, nullptr};
-  for (const Type known : {Type::f32, Type::i32, Type::i64}) {
-    if (type == element_of(known)) found.type = known;
+  operators::Tensor found{Element::other, tensor.get_shape(), {}, nullptr};
+  for (const Element known : {Element::f32, Element::i32, Element::i64}) {
+    if (type == type_of(known)) found.element = known;
   }
-  if (found.type == Type::other) return found;
+  if (found.element == Element::other) return found;
   found.data = const_cast<void*>(static_cast<const ov::Tensor&>(tensor).data());
   if (!tensor.is_continuous()) {
     for (const size_t bytes : tensor.get_strides()) found.strides.push_back(int64_t(bytes / type.size()));
@@ -98,10 +97,10 @@ class Operator : public ov::op::Op {
 
   void validate_and_infer_types() override {
     guarded([&] {
-      kernel_.check(get_input_size(), Kernel::kInputs);
+      kernel_.check(get_input_size());
       const auto results = kernel_.results(Shapes(kernel_, *this));
       set_output_size(results.size());
-      for (size_t i = 0; i < results.size(); ++i) set_output_type(i, element_of(results[i].type), results[i].shape);
+      for (size_t i = 0; i < results.size(); ++i) set_output_type(i, type_of(results[i].element), results[i].shape);
     });
   }
 
@@ -115,8 +114,8 @@ class Operator : public ov::op::Op {
 
   bool has_evaluate() const override { return true; }
 
-  // OpenVINO's infer() on one thread drops what is thrown while it infers (start_async() and wait() tell), so a result
-  // nobody made is no number.
+  // OpenVINO's infer() on one thread drops exceptions thrown during inference (start_async() and wait() report them), so
+  // results that were not computed become NaN.
   bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
     guarded([&] {
       try {

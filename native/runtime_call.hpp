@@ -1,7 +1,7 @@
-// One call of an operator by a runtime: inputs by name, tensors as arrays, results where the runtime wants them.
+// One call of an operator by a runtime: inputs by name, tensors as arrays, results in the runtime's memory.
 //
-// Inputs are positional and some may be left out; the attribute `given` names those that are there, in order. Attention
-// operators take queries, keys and values in one of three ways, so that nobody has to copy them into another:
+// Inputs are positional and some may be left out; the attribute `given` lists the names of the others in order. Attention
+// operators take queries, keys and values in one of three forms, so that no copy is necessary:
 //     q, k, v     [B, H, N, D]      order = "BHND", as is the result
 //     q, k, v     [B, N, H, D]      order = "BNHD", as is the result
 //     qkv         [B, N, 3, H, D]   one tensor, as a model's projection leaves it; the result is [B, N, H, E]
@@ -19,25 +19,14 @@
 #include <utility>
 #include <vector>
 
-#include "array.hpp"
 #include "checks.hpp"
+#include "operations.hpp"
 
 namespace attendless::operators {
 
-enum class Type { f32, i32, i64, other };
-
-inline const char* name_of(Type type) {
-  return type == Type::f32 ? "float32" : type == Type::i32 ? "int32" : type == Type::i64 ? "int64" : "another";
-}
-
-template <class T>
-constexpr Type type_of() {
-  return std::is_same_v<T, float> ? Type::f32 : std::is_same_v<T, int32_t> ? Type::i32 : Type::i64;
-}
-
 // A runtime's tensor.
 struct Tensor {
-  Type type;
+  Element element;
   std::vector<size_t> shape;
   std::vector<int64_t> strides;  // in elements; empty: packed
   void* data;
@@ -49,7 +38,7 @@ struct Tensor {
   }
 };
 
-// Attributes every operator has.
+// The attributes of every operator.
 struct Inputs {
   std::string given, order = "BHND";
 
@@ -90,10 +79,11 @@ struct Inputs {
   }
 };
 
-// One evaluation's tensors as arrays. Numbers are taken and left in 32 or 64 bits: OpenVINO narrows some of a model's.
+// The tensors of one evaluation: visits the arguments of an operation and fills them in. OpenVINO narrows some of a
+// model's integers, so they are read and written in 32 or 64 bits. Floats are f32.
 class Call {
  public:
-  // Where the runtime wants a result of this number and shape.
+  // The runtime's memory for the result of this number and shape.
   using Place = std::function<Tensor(size_t number, const std::vector<size_t>& shape)>;
   const int threads;
 
@@ -106,100 +96,124 @@ class Call {
     for (const auto& [narrow, wide] : narrowed_) std::copy(wide->begin(), wide->end(), narrow);
   }
 
-  size_t rank(const std::string& name) const { return tensor(name).shape.size(); }
+  template <class Any>
+  void tensor(const char* name, std::optional<Any>& array, Forms forms = {}) {
+    if (names_.find(name)) tensor(name, array.emplace(), forms);
+  }
 
-  // [batch, heads, tokens, channels], of q, k, v or a merge's keys.
-  Heads heads(const std::string& name) const {
-    if (names_.find("qkv")) {
-      const auto all = get<Array<float, 5, Lies::anyhow>>("qkv");
-      require(all.shape(2) == 3, "qkv must be [batch, tokens, 3, heads, channels]");
-      const int64_t which = name == "q" ? 0 : name == "v" ? 2 : 1;
-      return {all.data() + which * all.stride(2),
-              {all.shape(0), all.shape(3), all.shape(1), all.shape(4)},
-              {all.stride(0), all.stride(3), all.stride(1), all.stride(4)}};
+  template <Element... known>
+  void tensor(const char* name, OneOf<4, known...>& array, Forms forms = {}) {
+    FloatHeads found;
+    tensor(name, found, forms);
+    array = found;
+  }
+
+  template <class T, size_t rank, Storage storage>
+  void tensor(const char* name, Array<T, rank, storage>& array, Forms forms = {}) {
+    if constexpr (std::is_same_v<Array<T, rank, storage>, FloatHeads>) {
+      if (forms.part >= 0 && names_.find("qkv")) {
+        array = part(forms.part);
+        return;
+      }
     }
-    const Heads found = get<Heads>(name);
-    return names_.tokens_first() ? with_heads_first(found) : found;
+    const std::optional<size_t> place = names_.find(name);
+    require(place.has_value(), "the input '", name, "' is missing: given='", names_.given, "'");
+    const Tensor& given = inputs_[*place];
+    const bool omitted = forms.omits >= 0 && given.shape.size() + 1 == rank;
+    array = array_of<T, rank, storage>(omitted ? with_axis(given, size_t(forms.omits)) : given, name);
+    if constexpr (std::is_same_v<Array<T, rank, storage>, FloatHeads>) {
+      if (forms.part >= 0 && !omitted && names_.tokens_first()) array = with_heads_first(array);
+    }
   }
 
-  template <class Wanted>
-  Wanted get(const std::string& name) const {
-    return array(tensor(name), name, static_cast<const Wanted*>(nullptr));
-  }
+  template <class Number>
+  void attribute(const char*, const Number&) {}  // set when the model was read
 
-  template <class Wanted>
-  std::optional<Wanted> maybe(const std::string& name) const {
-    if (!names_.find(name)) return std::nullopt;
-    return get<Wanted>(name);
-  }
+  // Nodes do not compute optional results.
+  template <class Any, class Size>
+  void result(const char*, std::optional<Any>&, const Size&) {}
 
-  template <class Wanted>
-  Wanted result(size_t number, const std::vector<size_t>& shape) {
-    return array(place_(number, shape), "the result", static_cast<const Wanted*>(nullptr));
-  }
-
-  // Where an attention of these heads writes.
-  Heads attended(const Heads& q, const Heads& v) {
-    const size_t B = q.shape(0), H = q.shape(1), N = q.shape(2), E = v.shape(3);
+  // What an attention computes is laid out as its queries are.
+  template <Element... known, class Size>
+  void result(const char* name, OneOf<4, known...>& array, const Size& shape) {
     const bool turned = names_.tokens_first();
-    const Heads out = result<Heads>(0, turned ? std::vector{B, N, H, E} : std::vector{B, H, N, E});
-    return turned ? with_heads_first(out) : out;
+    const auto [B, H, N, E] = shape();
+    const FloatHeads out =
+        array_of<float, 4, Storage::strided>(next(turned ? std::vector{B, N, H, E} : std::vector{B, H, N, E}), name);
+    array = turned ? with_heads_first(out) : out;
   }
 
-  Longs longs_out(size_t number, size_t rows, size_t columns) {
-    const Tensor there = place_(number, {rows, columns});
-    if (there.type == Type::i64) return Longs(static_cast<int64_t*>(there.data), {rows, columns});
-    const Places narrow = array(there, "the result", static_cast<const Places*>(nullptr));
-    auto wide = std::make_unique<std::vector<int64_t>>(rows * columns);
-    int64_t* const data = wide->data();
-    narrowed_.emplace_back(narrow.data(), std::move(wide));
-    return Longs(data, {rows, columns});
+  template <class T, size_t rank, Storage storage, class Size>
+  void result(const char* name, Array<T, rank, storage>& array, const Size& size) {
+    const Shape<rank> shape = size();
+    const Tensor there = next({shape.begin(), shape.end()});
+    if constexpr (std::is_same_v<Array<T, rank, storage>, Longs>) {
+      if (there.element == Element::i32) {
+        auto wide = std::make_unique<std::vector<int64_t>>(there.size());
+        array = Longs(wide->data(), shape);
+        narrowed_.emplace_back(static_cast<int32_t*>(there.data), std::move(wide));
+        return;
+      }
+    }
+    array = array_of<T, rank, storage>(there, name);
   }
 
  private:
-  const Tensor& tensor(const std::string& name) const {
-    const std::optional<size_t> place = names_.find(name);
-    require(place.has_value(), "the input '", name, "' is missing: given='", names_.given, "'");
-    return inputs_[*place];
+  Tensor next(const std::vector<size_t>& shape) { return place_(results_++, shape); }
+
+  // q, k or v of the packed tensor.
+  FloatHeads part(int which) const {
+    const auto all = array_of<float, 5, Storage::strided>(inputs_[*names_.find("qkv")], "qkv");
+    require(all.shape(2) == 3, "qkv must be [batch, tokens, 3, heads, channels]");
+    return {all.data() + which * all.stride(2),
+            {all.shape(0), all.shape(3), all.shape(1), all.shape(4)},
+            {all.stride(0), all.stride(3), all.stride(1), all.stride(4)}};
   }
 
-  static Heads with_heads_first(const Heads& x) {
+  static Tensor with_axis(Tensor x, size_t axis) {
+    x.shape.insert(x.shape.begin() + int64_t(axis), 1);
+    if (!x.strides.empty()) x.strides.insert(x.strides.begin() + int64_t(axis), 0);
+    return x;
+  }
+
+  template <class Any>
+  static Any with_heads_first(const Any& x) {
     return {x.data(),
             {x.shape(0), x.shape(2), x.shape(1), x.shape(3)},
             {x.stride(0), x.stride(2), x.stride(1), x.stride(3)}};
   }
 
-  template <class T, size_t rank, Lies lies>
-  Array<T, rank, lies> array(const Tensor& tensor, const std::string& name, const Array<T, rank, lies>*) const {
+  template <class T, size_t rank, Storage storage>
+  Array<T, rank, storage> array_of(const Tensor& tensor, const char* name) const {
     require(tensor.shape.size() == rank, name, " must have ", rank, " axes, not ", tensor.shape.size());
-    typename Array<T, rank, lies>::Shape sizes{};
+    Shape<rank> sizes{};
     std::copy(tensor.shape.begin(), tensor.shape.end(), sizes.begin());
     T* const data = elements<T>(tensor, name);
-    if constexpr (lies == Lies::anyhow) {
+    if constexpr (storage == Storage::strided) {
       if (!tensor.strides.empty()) {
-        typename Array<T, rank, lies>::Strides strides{};
+        typename Array<T, rank, storage>::Strides strides{};
         std::copy(tensor.strides.begin(), tensor.strides.end(), strides.begin());
         return {data, sizes, strides};
       }
     }
-    require(tensor.strides.empty(), name, " must lie in memory without gaps");
+    require(tensor.strides.empty(), name, " must be contiguous");
     return {data, sizes};
   }
 
   template <class T>
-  T* elements(const Tensor& tensor, const std::string& name) const {
-    if (tensor.type == type_of<T>()) return static_cast<T*>(tensor.data);
+  T* elements(const Tensor& tensor, const char* name) const {
+    if (tensor.element == kElement<T>) return static_cast<T*>(tensor.data);
     if constexpr (std::is_integral_v<T>) {
-      if (tensor.type == Type::i64) return converted<T, int64_t>(tensor);
-      if (tensor.type == Type::i32) return converted<T, int32_t>(tensor);
+      if (tensor.element == Element::i64) return converted<T, int64_t>(tensor);
+      if (tensor.element == Element::i32) return converted<T, int32_t>(tensor);
     }
-    fail(name, " must be ", name_of(type_of<T>()), ", not ", name_of(tensor.type));
+    fail(name, " must be ", name_of(kElement<T>), ", not ", name_of(tensor.element));
   }
 
-  // What does not fit becomes the largest or smallest number that does: as wrong as it was.
+  // Clamped, not cut off: an index that does not fit stays out of range.
   template <class To, class From>
   To* converted(const Tensor& tensor) const {
-    require(tensor.strides.empty(), "numbers must lie in memory without gaps");
+    require(tensor.strides.empty(), "integers must be contiguous");
     const From* const from = static_cast<const From*>(tensor.data);
     auto& kept = std::get<std::deque<std::vector<To>>>(kept_);
     kept.emplace_back(tensor.size());
@@ -212,6 +226,7 @@ class Call {
   const Inputs& names_;
   const std::vector<Tensor> inputs_;
   const Place place_;
+  size_t results_ = 0;
   mutable std::tuple<std::deque<std::vector<int32_t>>, std::deque<std::vector<int64_t>>> kept_;
   std::vector<std::pair<int32_t*, std::unique_ptr<std::vector<int64_t>>>> narrowed_;
 };

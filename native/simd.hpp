@@ -10,7 +10,7 @@
 #include <cstring>
 #include <utility>
 
-#include "bf16.hpp"
+#include "element.hpp"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>

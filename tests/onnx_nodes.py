@@ -56,7 +56,7 @@ def any_batch() -> Any:
 def expected(inputs: dict[str, Tensor]) -> Tensor:
     """What it gives."""
     q, k, v = inputs["qkv"].permute(2, 0, 3, 1, 4)
-    return native.foveal_forward(q, k, v, None, None, DEIT.sizes, 0.125).transpose(1, 2)
+    return native.functions.foveal_forward(q, k, v, None, None, DEIT.sizes, 0.125).transpose(1, 2)
 
 
 def thread_seconds() -> dict[str, float]:

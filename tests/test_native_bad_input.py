@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.dlpack import to_dlpack
 
 from attendless.errors import UserError
 from attendless.sparse import (  # noqa: F401
@@ -26,6 +27,8 @@ from attendless.sparse import (  # noqa: F401
     native,
     ops,
 )
+from attendless.sparse.descriptions import Operation
+from attendless.sparse.table import OPERATIONS
 from native_cases import needs_kernels, sweep, thread_counts, threads
 
 pytestmark = needs_kernels
@@ -74,7 +77,7 @@ class Sizes:
     def gradients(self, biased: bool) -> Arguments:
         q, v = self.heads_of(self.width), self.heads_of(self.value_width)
         bias = torch.zeros(self.batch, self.heads, self.tokens) if biased else None
-        return {"out_grad": v, "q_grad": q, "k_grad": q.clone(), "v_grad": v.clone(), "bias_grad": bias}
+        return {"out_grad": v, "q_grad": q, "k_grad": q.clone(), "v_grad": v.clone(), "key_bias_grad": bias}
 
 
 @st.composite
@@ -422,50 +425,42 @@ def test_merge_operator(data: st.DataObject) -> None:
 
 # Straight into the module --------------------------------------------------------------------------------------------
 
-GRADIENTS = " out_grad q_grad k_grad v_grad bias_grad"
-FOVEAL = "q k v key_bias places layout scale threads chosen"
-BLOCK = "q k v key_bias query_start queries key_start keys scale threads out lse"
-GATHER = "q k v key_bias indices counts scale threads out lse"
-SPARSIFINER = (
-    "q k v key_bias coefficients basis tail_scores tail_values share budget prefix tau top scale threads out lse"
-)
-MERGE = "x keys importance sizes cells owners plan protect threads out sizes_out cells_out owners_out"
-FUNCTIONS = {
-    "foveal_select": (foveal_problems, FOVEAL.replace(" v ", " ")),
-    "foveal_attend": (foveal_problems, FOVEAL + " select out lse"),
-    "foveal_backward": (foveal_problems, FOVEAL + " out lse" + GRADIENTS),
-    "block_attend": (block_problems, BLOCK),
-    "block_backward": (block_problems, BLOCK + GRADIENTS),
-    "gather_attend": (gather_problems, GATHER),
-    "gather_backward": (gather_problems, GATHER + GRADIENTS),
-    "sparsifiner_select": (sparsifiner_problems, "coefficients basis budget prefix tau top threads indices counts"),
-    "sparsifiner": (sparsifiner_problems, SPARSIFINER),
-    "merge": (merge_problems, MERGE),
+PROBLEMS = {
+    "foveal": foveal_problems,
+    "block": block_problems,
+    "gather": gather_problems,
+    "sparsifiner": sparsifiner_problems,
+    "merge": merge_problems,
 }
 
 
+def parameters(op: Operation) -> list[str]:
+    """The names of what the module's function of an operation takes, in order."""
+    tensors = {tensor.name for tensor in op.tensors} | {attribute.name for attribute in op.attributes}
+    return [x.name for x in op.flat if x.name in tensors] + ["threads"] + [result.name for result in op.results]
+
+
 def raw(name: str, *arguments: Any) -> Any:
-    """The module's function, given arrays for tensors, of bfloat16 their bits. None if it refused."""
-    low = [x.view(torch.int16) if isinstance(x, Tensor) and x.dtype is torch.bfloat16 else x for x in arguments]
-    arrays = [x.numpy() if isinstance(x, Tensor) else x for x in low]
+    """Call the module's function, with DLPack capsules for tensors. None if it refused."""
+    capsules = [to_dlpack(x) if isinstance(x, Tensor) else x for x in arguments]
 
     def call() -> bool:
-        getattr(native.kernels(), name)(*arrays)
+        getattr(native.kernels(), name)(*capsules)
         return True
 
     return attempt(call, (ValueError, TypeError, MemoryError))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("op", OPERATIONS, ids=lambda op: op.name)
 @given(data=st.data())
 @sweep
-def test_functions_of_the_module(name: str, data: st.DataObject) -> None:
-    strategy, names = FUNCTIONS[name]
-    shared, rest = data.draw(strategy())
-    everything = shared | rest | {"select": data.draw(st.booleans())}
+def test_functions_of_the_module(op: Operation, data: st.DataObject) -> None:
+    name, names = op.name, parameters(op)
+    shared, rest = data.draw(PROBLEMS[name.split("_")[0]]())
+    everything = shared | rest
     number = data.draw(st.sampled_from([-1, 0, 1, 1, 1, 2, 4]))  # not spoiled: far too many have a test of their own
-    a = spoiled(data.draw, {x: everything[x] for x in names.split() if x != "threads"})
-    done = raw(name, *(number if x == "threads" else a[x] for x in names.split()))
+    a = spoiled(data.draw, {x: everything[x] for x in names if x != "threads"})
+    done = raw(name, *(number if x == "threads" else a[x] for x in names))
     if done and finite({x: y for x, y in a.items() if "grad" not in x}) and a.get("out", torch.ones(1)).numel():
         a |= {x: a[x].float() for x in "qkv" if x in a}
         if name == "merge":
@@ -479,7 +474,7 @@ def test_functions_of_the_module(name: str, data: st.DataObject) -> None:
                     a["q"], a["k"], a["v"], a["indices"], a["counts"], scale=a["scale"], key_bias=a["key_bias"]
                 ),
             )
-        if name == "foveal_attend" and a["chosen"] is not None:
+        if name in ("foveal", "foveal_attend", "foveal_forward") and a["chosen"] is not None:
             plan, places = foveal.Layout(*a["layout"]), None if a["places"] is None else a["places"].long()
             floats, chosen = (a["q"], a["k"], a["v"]), a["chosen"].long()
             expected = foveal.attend(*floats, chosen, plan, scale=a["scale"], key_bias=a["key_bias"], places=places)
@@ -544,7 +539,7 @@ def test_sizes_that_are_cut_to_32_bits() -> None:
 )
 def test_layouts_that_wrap(layout: list[int]) -> None:
     q = zeros(1, 1, 1, 8)
-    refused("foveal_attend", q, q, q, None, None, layout, 1.0, 1, None, True, q.clone(), zeros(1, 1, 1))
+    refused("foveal_forward", q, q, q, None, None, layout, 1.0, 1, q.clone(), zeros(1, 1, 1), None)
     with pytest.raises(UserError):
         torch.ops.attendless.foveal(q, q, q, None, None, layout, 1.0)
 

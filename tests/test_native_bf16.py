@@ -16,7 +16,7 @@ from torch import Tensor
 import test_native_block
 import test_native_gather
 import test_native_sparsifiner
-from attendless.sparse import native, ops
+from attendless.sparse import blocks, native
 from native_cases import Case, cases, every_path, needs_kernels, sweep, thread_counts, threads  # noqa: F401
 
 pytestmark = needs_kernels
@@ -51,14 +51,14 @@ def test_foveal(path: str, case: Case, mixture: str) -> None:
     low, wide = both(tuple(tensors), mixture)
     more = (bias, places, case.sizes, 0.2)
     with threads(case.threads):
-        out, lse, chosen = native.foveal(*low, *more)
-        wanted, exact, cells = native.foveal(*wide, *more)
+        out, lse, chosen = native.functions.foveal(*low, *more)
+        wanted, exact, cells = native.functions.foveal(*wide, *more)
         same(out, wanted, low[0])
         assert torch.equal(lse, exact)
         assert torch.equal(chosen, cells)
-        assert torch.equal(native.foveal_select(*low[:2], *more), cells)
-        assert torch.equal(native.foveal_attend(*low, *more, chosen)[0], out)
-        assert torch.equal(native.foveal_forward(*low, *more), out)
+        assert torch.equal(native.functions.foveal_select(*low[:2], *more), cells)
+        assert torch.equal(native.functions.foveal_attend(*low, *more, chosen)[0], out)
+        assert torch.equal(native.functions.foveal_forward(*low, *more), out)
 
 
 @given(problem=test_native_block.problems(), mixture=mixtures, count=thread_counts)
@@ -67,8 +67,8 @@ def test_block(path: str, problem: tuple, mixture: str, count: int) -> None:
     pattern, tensors, bias = problem
     low, wide = both(tensors, mixture)
     with threads(count):
-        out, lse = native.block_attend(*low, bias, ops.block_lists(pattern), 0.3)
-        wanted, exact = native.block_attend(*wide, bias, ops.block_lists(pattern), 0.3)
+        out, lse = native.functions.block_attend(*low, bias, blocks.block_lists(pattern), 0.3)
+        wanted, exact = native.functions.block_attend(*wide, bias, blocks.block_lists(pattern), 0.3)
     same(out, wanted, low[0])
     assert torch.equal(lse, exact)
 
@@ -79,8 +79,8 @@ def test_gather(path: str, problem: test_native_gather.Lists, mixture: str) -> N
     *tensors, bias, indices, counts = problem.tensors()
     low, wide = both(tuple(tensors), mixture)
     with threads(problem.threads):
-        out, lse = native.gather_attend(*low, bias, indices, counts, 0.2)
-        wanted, exact = native.gather_attend(*wide, bias, indices, counts, 0.2)
+        out, lse = native.functions.gather_attend(*low, bias, indices, counts, 0.2)
+        wanted, exact = native.functions.gather_attend(*wide, bias, indices, counts, 0.2)
     same(out, wanted, low[0])
     assert torch.equal(lse, exact)
 
@@ -93,7 +93,7 @@ def test_sparsifiner(path: str, case: test_native_sparsifiner.Case, mixture: str
 
     def run(qkv: list[Tensor]) -> Tensor:
         given = tensors | dict(zip("qkv", qkv, strict=True))
-        return native.sparsifiner(*test_native_sparsifiner.arguments(given, case))
+        return native.functions.sparsifiner(*test_native_sparsifiner.arguments(given, case))
 
     with threads(case.threads):
         same(run(low), run(wide), low[0])
@@ -107,15 +107,15 @@ def test_what_is_not_finite_passes_as_in_32_bits(path: str, case: Case, put: lis
     for which, where, what in put:
         x = low[which]
         x[torch.unravel_index(torch.tensor(where % x.numel()), x.shape)] = what
-    out = native.foveal_forward(*low, bias, places, case.sizes, 0.2)
-    same(out, native.foveal_forward(*(x.float() for x in low), bias, places, case.sizes, 0.2), out)
+    out = native.functions.foveal_forward(*low, bias, places, case.sizes, 0.2)
+    same(out, native.functions.foveal_forward(*(x.float() for x in low), bias, places, case.sizes, 0.2), out)
 
 
 def look_at(v: Tensor, dtype: torch.dtype) -> Tensor:
     """Each query of `dtype` sees one key: its value comes out as it is, in that type."""
     q = torch.zeros(*v.shape[:3], 8, dtype=dtype)
     itself = torch.arange(v.shape[2], dtype=torch.int32).expand(1, 1, -1)[..., None]
-    return native.gather_attend(q, q, v, None, itself, None, 1.0)[0]
+    return native.functions.gather_attend(q, q, v, None, itself, None, 1.0)[0]
 
 
 def test_every_bfloat16_is_widened(path: str) -> None:
@@ -136,10 +136,10 @@ def forwards() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:
     indices = torch.arange(16, dtype=torch.int32).expand(1, 2, 16, 16)
     guess = (torch.rand(1, 2, 16, 3), torch.rand(3, 16), None, None, None, 4, 1, 0.0, 0, 0.2)
     return {
-        "foveal": lambda q, k, v: native.foveal_forward(q, k, v, None, None, [4, 4, 0, 2, 2, 0, 2, 1], 0.2),
-        "block": lambda q, k, v: native.block_attend(q, k, v, None, lists, 0.2)[0],
-        "gather": lambda q, k, v: native.gather_attend(q, k, v, None, indices, None, 0.2)[0],
-        "sparsifiner": lambda q, k, v: native.sparsifiner(q, k, v, None, *guess),
+        "foveal": lambda q, k, v: native.functions.foveal_forward(q, k, v, None, None, [4, 4, 0, 2, 2, 0, 2, 1], 0.2),
+        "block": lambda q, k, v: native.functions.block_attend(q, k, v, None, lists, 0.2)[0],
+        "gather": lambda q, k, v: native.functions.gather_attend(q, k, v, None, indices, None, 0.2)[0],
+        "sparsifiner": lambda q, k, v: native.functions.sparsifiner(q, k, v, None, *guess),
     }
 
 
@@ -168,6 +168,6 @@ def test_gradients_are_those_of_32_bits_rounded(path: str) -> None:
     seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).bfloat16()
     ours = torch.autograd.grad(out, leaves, seed)
     wide = [x.detach().float() for x in (seed, q, k, v, out)]
-    wanted = native.foveal_backward(*wide, lse, None, None, sizes, 0.2, chosen, False)
+    wanted = native.functions.foveal_backward(*wide, lse, None, None, sizes, 0.2, chosen, False)
     for gradient, truth in zip(ours, wanted[:3], strict=True):
         assert torch.equal(gradient, truth.bfloat16())

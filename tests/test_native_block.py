@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attendless.errors import UserError
-from attendless.sparse import native, ops, patterns
+from attendless.sparse import blocks, native, patterns
 from native_cases import close, every_path, needs_kernels, sweep, thread_counts, threads  # noqa: F401
 
 pytestmark = needs_kernels
@@ -44,16 +44,16 @@ def masked(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, pattern: patter
 @sweep
 def test_attends_and_differentiates_as_dense_with_a_mask(path: str, problem: tuple, count: int) -> None:
     pattern, tensors, bias = problem
-    lists = ops.block_lists(pattern)
+    lists = blocks.block_lists(pattern)
     leaves = [x.requires_grad_() for x in (*tensors, bias) if x is not None]
     expected = masked(*tensors, bias, pattern)
     with threads(count):
-        out, lse = native.block_attend(*tensors, bias, lists, 0.3)
+        out, lse = native.functions.block_attend(*tensors, bias, lists, 0.3)
     close(out, expected)
     seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     wanted = torch.autograd.grad(expected, leaves, seed)
     with threads(count):
-        ours = native.block_backward(seed, *tensors, out, lse, bias, lists, 0.3, bias is not None)
+        ours = native.functions.block_backward(seed, *tensors, out, lse, bias, lists, 0.3, bias is not None)
     for gradient, truth in zip(ours[: len(leaves)], wanted, strict=True):
         close(gradient, truth, tolerance=5e-5)
 
@@ -62,7 +62,7 @@ def test_says_what_is_wrong() -> None:
     q = torch.randn(1, 1, 4, 16)
 
     def attend(*lists: list[int]) -> None:
-        native.block_attend(q, q, q, None, [torch.tensor(x) for x in lists], 1.0)
+        native.functions.block_attend(q, q, q, None, [torch.tensor(x) for x in lists], 1.0)
 
     attend([0, 2, 4], [0, 1, 2, 3], [0, 1, 3], [3, 0, 2])
     with pytest.raises(UserError, match="every token"):

@@ -100,12 +100,12 @@ def test_attends_and_differentiates_as_defined(path: str, lists: Lists) -> None:
     q, k, v, bias = [*leaves, None][:4]
     expected = attend((q, k, v, bias, indices, counts))
     with threads(lists.threads):
-        out, lse = native.gather_attend(q, k, v, bias, indices, counts, 0.2)
+        out, lse = native.functions.gather_attend(q, k, v, bias, indices, counts, 0.2)
     close(out, expected)
     seed = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     wanted = torch.autograd.grad(expected, leaves, seed)
     with threads(lists.threads):
-        ours = native.gather_backward(seed, q, k, v, out, lse, bias, indices, counts, 0.2, bias is not None)
+        ours = native.functions.gather_backward(seed, q, k, v, out, lse, bias, indices, counts, 0.2, bias is not None)
     for gradient, truth in zip(ours[: len(leaves)], wanted, strict=True):
         close(gradient, truth, tolerance=5e-5)
 
@@ -113,7 +113,7 @@ def test_attends_and_differentiates_as_defined(path: str, lists: Lists) -> None:
 @needs_kernels
 def test_every_key_listed_is_full_attention(path: str) -> None:
     q, k, v, _, indices, _ = Lists(longest=50, repeats=False).tensors()
-    out, lse = native.gather_attend(q, k, v, None, indices, None, 0.125)
+    out, lse = native.functions.gather_attend(q, k, v, None, indices, None, 0.125)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(lse, torch.logsumexp(0.125 * q @ k.transpose(-2, -1), -1), atol=2e-6, rtol=1e-6)
 
@@ -121,12 +121,12 @@ def test_every_key_listed_is_full_attention(path: str) -> None:
 @needs_kernels
 def test_takes_any_strides(path: str) -> None:
     q, k, v, bias, indices, counts = Lists().tensors()
-    wanted, _ = native.gather_attend(*(x.contiguous() for x in (q, k, v)), bias, indices, counts, 0.125)
+    wanted, _ = native.functions.gather_attend(*(x.contiguous() for x in (q, k, v)), bias, indices, counts, 0.125)
     columns = [x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k, v)]
     sliced = [torch.cat([x, x], 3)[..., : x.shape[3]] for x in (q, k, v)]
     wide = torch.cat([indices, indices], 3)[..., : indices.shape[3]]
     for views in (columns, sliced):
-        assert torch.equal(native.gather_attend(*views, bias, wide.long(), counts, 0.125)[0], wanted)
+        assert torch.equal(native.functions.gather_attend(*views, bias, wide.long(), counts, 0.125)[0], wanted)
 
 
 @needs_kernels
@@ -137,14 +137,14 @@ def test_what_is_not_a_number_shows_as_in_dense(path: str, where: str, value: fl
     tensors[where][0, 1, 37, 5] = value
     q, k, v = tensors.values()
     indices = Lists(longest=50, repeats=False).tensors()[4]
-    out, _ = native.gather_attend(q, k, v, None, indices, None, 0.125)
+    out, _ = native.functions.gather_attend(q, k, v, None, indices, None, 0.125)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v), equal_nan=True, atol=2e-6, rtol=1e-5)
 
 
 @needs_kernels
 def test_huge_scores(path: str) -> None:
     q, k, v, _, indices, counts = Lists().tensors()
-    out, _ = native.gather_attend(300 * q, k, v, None, indices, counts, 1.0)
+    out, _ = native.functions.gather_attend(300 * q, k, v, None, indices, counts, 1.0)
     expected = attend((300 * q, k, v, None, indices, counts), scale=1.0)
     torch.testing.assert_close(out, expected, atol=3e-3, rtol=0)  # scores of 10⁴ carry errors of 10⁻³
 
@@ -153,12 +153,16 @@ def test_huge_scores(path: str) -> None:
 def test_keys_that_stand_for_nothing_vanish(path: str) -> None:
     q, k, v, bias, indices, counts = Lists().tensors()
     bias[:, :25] = -torch.inf
-    close(native.gather_attend(q, k, v, bias, indices, counts, 0.2)[0], attend((q, k, v, bias, indices, counts)))
+    close(
+        native.functions.gather_attend(q, k, v, bias, indices, counts, 0.2)[0], attend((q, k, v, bias, indices, counts))
+    )
     nothing = torch.full_like(bias, -torch.inf)
-    out, lse = native.gather_attend(q, k, v, nothing, indices, counts, 0.2)
+    out, lse = native.functions.gather_attend(q, k, v, nothing, indices, counts, 0.2)
     assert (out == 0).all(), "as PyTorch's own attention does"
     assert (lse == -torch.inf).all()
-    grads = native.gather_backward(torch.ones_like(out), q, k, v, out, lse, nothing, indices, counts, 0.2, True)
+    grads = native.functions.gather_backward(
+        torch.ones_like(out), q, k, v, out, lse, nothing, indices, counts, 0.2, True
+    )
     assert all((g == 0).all() for g in grads)
 
 
@@ -167,8 +171,8 @@ def test_same_numbers_every_time_and_on_any_number_of_threads(path: str) -> None
     q, k, v, bias, indices, counts = Lists(tokens=130).tensors()
 
     def everything() -> list[Tensor]:
-        out, lse = native.gather_attend(q, k, v, bias, indices, counts, 0.125)
-        return [out, lse, *native.gather_backward(out, q, k, v, out, lse, bias, indices, counts, 0.125, True)]
+        out, lse = native.functions.gather_attend(q, k, v, bias, indices, counts, 0.125)
+        return [out, lse, *native.functions.gather_backward(out, q, k, v, out, lse, bias, indices, counts, 0.125, True)]
 
     before = torch.get_num_threads()
     try:
@@ -184,10 +188,10 @@ def test_same_numbers_every_time_and_on_any_number_of_threads(path: str) -> None
 @needs_kernels
 def test_beyond_the_count_anything_may_stand(path: str) -> None:
     q, k, v, bias, indices, counts = Lists().tensors()
-    wanted, _ = native.gather_attend(q, k, v, bias, indices, counts, 0.2)
+    wanted, _ = native.functions.gather_attend(q, k, v, bias, indices, counts, 0.2)
     beyond = torch.arange(indices.shape[3]) >= counts[..., None]
     odd = indices.masked_fill(beyond, -7)
-    assert torch.equal(native.gather_attend(q, k, v, bias, odd, counts, 0.2)[0], wanted)
+    assert torch.equal(native.functions.gather_attend(q, k, v, bias, odd, counts, 0.2)[0], wanted)
     close(attend((q, k, v, bias, odd, counts)), wanted)
 
 
@@ -196,14 +200,14 @@ def test_says_what_is_wrong() -> None:
     q, k, v, bias, indices, counts = Lists().tensors()
     for odd in (indices - 50, indices + 50, indices.clone().fill_(2**31 - 1)):
         with pytest.raises(UserError, match="indices must be tokens, from 0 to 49, and counts from 0 to 13"):
-            native.gather_attend(q, k, v, bias, odd, None, 0.2)
+            native.functions.gather_attend(q, k, v, bias, odd, None, 0.2)
     for odd in (counts + 14, counts - 14):
         with pytest.raises(UserError, match="counts from 0 to 13"):
-            native.gather_attend(q, k, v, bias, indices, odd, 0.2)
+            native.functions.gather_attend(q, k, v, bias, indices, odd, 0.2)
     with pytest.raises(UserError, match=r"indices must be \[batch, heads, tokens, keys\]"):
-        native.gather_attend(q, k, v, bias, indices[:, :1], counts, 0.2)
+        native.functions.gather_attend(q, k, v, bias, indices[:, :1], counts, 0.2)
     with pytest.raises(UserError, match=r"counts must be \[batch, heads, tokens\]"):
-        native.gather_attend(q, k, v, bias, indices, counts[:1], 0.2)
+        native.functions.gather_attend(q, k, v, bias, indices, counts[:1], 0.2)
 
 
 # As an operator ------------------------------------------------------------------------------------------------------
@@ -245,7 +249,7 @@ def test_autocast_computes_in_single_precision() -> None:
     low = [x.bfloat16() for x in (q, k, v)]
     with torch.autocast("cpu", torch.bfloat16):
         out, _ = torch.ops.attendless.gather_attend(*low, bias, indices, counts, 0.2)
-    assert torch.equal(out, native.gather_attend(*(x.float() for x in low), bias, indices, counts, 0.2)[0])
+    assert torch.equal(out, native.functions.gather_attend(*(x.float() for x in low), bias, indices, counts, 0.2)[0])
 
 
 @needs_kernels

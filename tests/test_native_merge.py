@@ -28,7 +28,7 @@ ROUNDING = 1e-5
 
 def run(p: Problem) -> Merged:
     more = [p.more[name] for name in ("importance", "sizes", "cells", "owners")]
-    return Merged(*native.merge(p.x, p.keys, *more, p.plan.numbers, p.plan.protect))
+    return Merged(*native.functions.merge(p.x, p.keys, *more, p.plan.numbers, p.plan.protect))
 
 
 def index_of(p: Problem, found: Merged) -> Tensor:
@@ -164,12 +164,12 @@ def test_says_what_is_wrong() -> None:
 
     def refused(at: int, value: object, message: str) -> None:
         with pytest.raises(UserError, match=message):
-            native.merge(*good[:at], value, *good[at + 1 :])
+            native.functions.merge(*good[:at], value, *good[at + 1 :])
 
-    native.merge(*good)
-    refused(0, p.x[0], r"\[batch, tokens, channels\], not \[13, 5\]")
+    native.functions.merge(*good)
+    refused(0, p.x[0], r"x must be \[B, N, C\], got \[13, 5\]")
     refused(1, p.keys[:, 1:], "keys must be")
-    refused(1, p.keys[:, None, None], r"\[batch, heads, tokens, channels\]")
+    refused(1, p.keys[:, None, None], r"keys must be \[B, H, N, D\], got \[")
     refused(1, p.keys[..., :0], "keys must have at least one channel")
     refused(2, torch.ones(2, 12), "importance must be")
     refused(3, torch.ones(2, 13), "sizes must be")
@@ -177,13 +177,13 @@ def test_says_what_is_wrong() -> None:
         refused(4, p.more["cells"].index_fill(1, torch.tensor([3]), wrong), "cells must be from 0 to 15")
     for wrong in (-2, 12, 2**32):
         refused(5, p.more["owners"].index_fill(1, torch.tensor([3]), wrong), "owners must be from -1 to 11")
-    refused(5, p.more["owners"].int(), r"int64 numbers, got torch\.int32")
+    refused(5, p.more["owners"].int(), r"a tensor of torch\.int64, got torch\.int32")
     refused(6, [4, 4, 1, 12, 7, 0], "7 of 12 patches cannot merge")
-    refused(6, [4, 4, 1, 13, 3, 0], "a plan of 14 tokens on 16 cells does not fit")
-    refused(6, [1 << 13, 1 << 13, 1, 12, 3, 0], "does not fit")
-    refused(6, [4, 4, 1, 12, 3], "merge does not take")
+    refused(6, [4, 4, 1, 13, 3, 0], "as the plan says")
+    refused(6, [1 << 13, 1 << 13, 1, 12, 3, 0], "the grid: 67108864 is too large")
+    refused(6, [4, 4, 1, 12, 3], r"plan must be 6 integers .*\(height, width, prefix, patches, r, window\)")
     with pytest.raises(UserError, match="a grid of 6 cells has no place for 12 patches"):
-        native.merge(*good[:3], None, None, None, [2, 3, 1, 12, 3, 0], 0.0)
+        native.functions.merge(*good[:3], None, None, None, [2, 3, 1, 12, 3, 0], 0.0)
 
 
 # As an operation -----------------------------------------------------------------------------------------------------

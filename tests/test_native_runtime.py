@@ -9,6 +9,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -60,17 +61,19 @@ def test_says_why_there_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_native", None)
     monkeypatch.setattr(compiled, "reason", "gone fishing")
     with pytest.raises(UserError, match="not available: gone fishing"):
-        native.foveal(*problem(0))
+        native.functions.foveal(*problem(0))
     monkeypatch.delattr(attendless, "_native", raising=False)
     monkeypatch.setitem(sys.modules, "attendless._native", None)
     assert "not compiled when attendless was installed" in compiled._load("")[1]
+    monkeypatch.setitem(sys.modules, "attendless._native", ModuleType("attendless._native"))
+    assert compiled._load("") == (None, "the compiled kernels are of an older version: install attendless again")
 
 
 @needs_kernels
 def test_arrays_are_never_converted() -> None:
     """A silent copy would take the result with it."""
     x = torch.zeros(4, dtype=torch.float64).numpy()
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="source cannot be another type: the kernel takes f32"):
         native.kernels().exp2(x, x)
 
 
@@ -96,7 +99,7 @@ def test_the_last_few_grids_are_kept() -> None:
 
     def run(i: int) -> torch.Tensor:
         x = inputs[i]
-        return native.foveal_forward(x, x, x, None, None, list(dataclasses.astuple(plans[i])), 0.3)
+        return native.functions.foveal_forward(x, x, x, None, None, list(dataclasses.astuple(plans[i])), 0.3)
 
     first = [run(i) for i in range(20)]
     with ThreadPoolExecutor(4) as pool:
@@ -106,12 +109,12 @@ def test_the_last_few_grids_are_kept() -> None:
 
 @needs_kernels
 def test_two_threads_at_once() -> None:
-    alone = [native.foveal(*problem(seed))[0] for seed in range(8)]
+    alone = [native.functions.foveal(*problem(seed))[0] for seed in range(8)]
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
         with ThreadPoolExecutor(4) as pool:
-            together = list(pool.map(lambda seed: native.foveal(*problem(seed % 8))[0], range(64)))
+            together = list(pool.map(lambda seed: native.functions.foveal(*problem(seed % 8))[0], range(64)))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(x, alone[i % 8]) for i, x in enumerate(together))
@@ -123,10 +126,10 @@ sys.path.insert(0, "tests")
 from test_native_runtime import problem
 from attendless.sparse import native
 torch.set_num_threads(4)
-before = native.foveal(*problem(0))[0]
+before = native.functions.foveal(*problem(0))[0]
 child = os.fork()
 if not child:
-    same = torch.equal(before, native.foveal(*problem(0))[0])
+    same = torch.equal(before, native.functions.foveal(*problem(0))[0])
     several = native.kernels().threads_running(4) == 4 and "forked" in native.threading()
     os._exit(0 if same and several else 1)
 print(native.instruction_set())

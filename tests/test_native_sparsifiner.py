@@ -124,7 +124,7 @@ def definition(t: dict, lists: dict[tuple, list[int]], prefix: int) -> Tensor:
 
 
 def select(t: dict, case: Case, tau: float = 0.0, top: int = 0) -> tuple[Tensor, Tensor]:
-    return native.sparsifiner_select(t["coefficients"], t["basis"], case.budget, case.prefix, tau, top)
+    return native.functions.sparsifiner_select(t["coefficients"], t["basis"], case.budget, case.prefix, tau, top)
 
 
 def arguments(t: dict, case: Case, tau: float = 0.0, top: int = 0) -> tuple:
@@ -152,7 +152,7 @@ def test_chooses_and_attends_as_defined(path: str, case: Case) -> None:
     t = case.tensors()
     with threads(case.threads):
         indices, counts = select(t, case)
-        out = native.sparsifiner(*arguments(t, case))
+        out = native.functions.sparsifiner(*arguments(t, case))
     lists = as_lists(indices, counts)
     if case.levels:  # exact sums, so the choice is the definition's own, ties included
         connectivity = connectivities(t).tolist()
@@ -186,7 +186,7 @@ def test_large_and_on_many_threads(path: str) -> None:
     try:
         for threads in (1, 2, 5):
             torch.set_num_threads(threads)
-            runs.append((native.sparsifiner(*arguments(t, case)), *select(t, case)))
+            runs.append((native.functions.sparsifiner(*arguments(t, case)), *select(t, case)))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(runs[0], run, strict=True))
@@ -197,14 +197,14 @@ def test_is_its_two_halves_and_dense_where_it_can_see_everything(path: str) -> N
     case = Case(tail=False, prefix=0)
     t = case.tensors()
     attended = gather_attend(t["q"], t["k"], t["v"], *select(t, case), scale=SCALE, key_bias=t["key_bias"])
-    close(native.sparsifiner(*arguments(t, case)), attended)
+    close(native.functions.sparsifiner(*arguments(t, case)), attended)
     case = dataclasses.replace(case, budget=50, dense=1.0, biased=False, prefix=2)
     t = case.tensors()
     full = F.scaled_dot_product_attention(t["q"], t["k"], t["v"], scale=SCALE)
-    close(native.sparsifiner(*arguments(t, case)), full)
+    close(native.functions.sparsifiner(*arguments(t, case)), full)
     tail = {"tail_scores": torch.zeros(2, 3, 50, 7), "tail_values": torch.ones(2, 3, 7, 64)}
     # Everything was chosen, so nothing is left of any share but rounding.
-    close(native.sparsifiner(*arguments({**t, **tail, "share": torch.rand(50, 7)}, case)), full)
+    close(native.functions.sparsifiner(*arguments({**t, **tail, "share": torch.rand(50, 7)}, case)), full)
 
 
 def test_small_coefficients_count_as_nothing(path: str) -> None:
@@ -212,7 +212,9 @@ def test_small_coefficients_count_as_nothing(path: str) -> None:
     t = case.tensors()
     cut = {**t, "coefficients": t["coefficients"] * (t["coefficients"] > 0.5)}
     assert torch.equal(select(t, case, tau=0.5)[0], select(cut, case)[0])
-    assert torch.equal(native.sparsifiner(*arguments(t, case, 0.5)), native.sparsifiner(*arguments(cut, case)))
+    assert torch.equal(
+        native.functions.sparsifiner(*arguments(t, case, 0.5)), native.functions.sparsifiner(*arguments(cut, case))
+    )
 
 
 @given(case=cases(), top=st.integers(1, 40), low=st.sampled_from([1e-2, 1e-12, 1e-40]))
@@ -225,20 +227,22 @@ def test_only_the_largest_coefficients_count(path: str, case: Case, top: int, lo
     least = t["coefficients"].topk(min(top, case.ranks)).values[..., -1:]
     cut = {**t, "coefficients": t["coefficients"].where(t["coefficients"] >= least, 0)}
     assert all(torch.equal(x, y) for x, y in zip(select(t, case, top=top), select(cut, case), strict=True))
-    assert torch.equal(native.sparsifiner(*arguments(t, case, top=top)), native.sparsifiner(*arguments(cut, case)))
+    assert torch.equal(
+        native.functions.sparsifiner(*arguments(t, case, top=top)), native.functions.sparsifiner(*arguments(cut, case))
+    )
 
 
 def test_takes_any_strides(path: str) -> None:
     case = Case()
     t = case.tensors()
-    wanted = native.sparsifiner(*arguments(t, case))
+    wanted = native.functions.sparsifiner(*arguments(t, case))
     for change in (
         lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
         lambda x: torch.cat([x, x], 3)[..., : x.shape[3]],
     ):
         views = {name: change(x) if x is not None and x.ndim == 4 else x for name, x in t.items()}
         views["share"] = t["share"].T.contiguous().T
-        assert torch.equal(native.sparsifiner(*arguments(views, case)), wanted)
+        assert torch.equal(native.functions.sparsifiner(*arguments(views, case)), wanted)
         assert all(torch.equal(x, y) for x, y in zip(select(views, case), select(t, case), strict=True))
 
 
@@ -251,7 +255,7 @@ def test_what_is_not_a_number_stays_where_it_is(path: str, where: str, value: fl
     indices, counts = select(odd, case)
     assert ((indices >= 0) & (indices < case.tokens)).all()
     assert ((counts >= 0) & (counts <= case.budget)).all()
-    assert native.sparsifiner(*arguments(odd, case)).isfinite().all()
+    assert native.functions.sparsifiner(*arguments(odd, case)).isfinite().all()
     if where == "coefficients":  # rows without any are as they were
         same = (odd[where] == t[where]).all(-1)
         assert torch.equal(indices[same], select(t, case)[0][same])
@@ -262,17 +266,17 @@ def test_says_what_is_wrong() -> None:
     t = case.tensors()
 
     def attempt(basis: Tensor, budget: int = 5) -> None:
-        native.sparsifiner_select(t["coefficients"], basis, budget, 1, 0.0, 0)
+        native.functions.sparsifiner_select(t["coefficients"], basis, budget, 1, 0.0, 0)
 
-    with pytest.raises(UserError, match="budget must be from 1 to the number of tokens"):
+    with pytest.raises(UserError, match="budget must be from 1 to 50, got 51"):
         attempt(t["basis"], budget=51)
     for wrong in (t["basis"][:-1], t["basis"][:, :-1], t["basis"].T, t["basis"].expand(3, -1, -1)):
         with pytest.raises(UserError, match="a row for each coefficient and a column for each token"):
             attempt(wrong)
     with pytest.raises(UserError, match="come together or not at all"):
-        native.sparsifiner(*arguments({**t, "share": None}, case))
+        native.functions.sparsifiner(*arguments({**t, "share": None}, case))
     with pytest.raises(UserError, match=r"share must be \[tokens, ranks\]"):
-        native.sparsifiner(*arguments({**t, "share": t["share"].T}, case))
+        native.functions.sparsifiner(*arguments({**t, "share": t["share"].T}, case))
 
 
 # As operators --------------------------------------------------------------------------------------------------------
@@ -304,7 +308,7 @@ def test_autocast_computes_in_single_precision() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         out = torch.ops.attendless.sparsifiner(*arguments(low, case))
     wide = {name: x.float() if name in "qkv" else x for name, x in low.items()}
-    assert torch.equal(out, native.sparsifiner(*arguments(wide, case)))
+    assert torch.equal(out, native.functions.sparsifiner(*arguments(wide, case)))
 
 
 def test_operations_are_counted() -> None:

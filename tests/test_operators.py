@@ -16,7 +16,7 @@ import test_native_block
 import test_native_merge
 import test_native_sparsifiner
 from attendless.export import extension, onnx
-from attendless.sparse import foveal, gather, native, ops
+from attendless.sparse import blocks, foveal, gather, native
 from attendless.sparse.merging import Merged
 from native_cases import close
 from onnx_nodes import DEIT, node_model
@@ -118,7 +118,7 @@ def test_foveal(runtime: Runtime, case: native_cases.Case, way: tuple[str, bool]
     out = attend(
         runtime, "FovealAttention", way, (q, k, v), given, threads=case.threads, layout=case.sizes, scale=scale
     )  # fmt: skip
-    chosen = native.foveal_select(q, k, bias, places, case.sizes, scale)  # near-ties may go either way
+    chosen = native.functions.foveal_select(q, k, bias, places, case.sizes, scale)  # near-ties may go either way
     close(out, foveal.attend(q, k, v, chosen, case.layout, scale=scale, **given))
 
 
@@ -146,7 +146,7 @@ def test_sparsifiner(runtime: Runtime, case: test_native_sparsifiner.Case, way: 
 @sweep
 def test_block(runtime: Runtime, problem: tuple, way: tuple[str, bool], threads: int) -> None:
     pattern, heads, bias = problem
-    lists = dict(zip(("query_start", "queries", "key_start", "keys"), ops.block_lists(pattern), strict=True))
+    lists = dict(zip(("query_start", "queries", "key_start", "keys"), blocks.block_lists(pattern), strict=True))
     out = attend(runtime, "BlockAttention", way, heads, lists | {"key_bias": bias}, threads=threads, scale=0.3)
     close(out, test_native_block.masked(*heads, bias, pattern))
 
@@ -181,7 +181,7 @@ def test_merge(runtime: Runtime, p: Any, dynamic: bool, threads: int) -> None:
 
 def test_merge_reads_the_keys_of_a_packed_tensor(runtime: Runtime) -> None:
     x, qkv = torch.randn(2, 17, 8), torch.randn(2, 17, 3, 2, 5)
-    expected = native.merge(x, qkv[:, :, 1].transpose(1, 2), None, None, None, None, [4, 4, 1, 16, 5, 0], 0.0)
+    expected = native.functions.merge(x, qkv[:, :, 1].transpose(1, 2), None, None, None, None, [4, 4, 1, 16, 5, 0], 0.0)
     found = run(runtime, "MergeTokens", {"x": x, "qkv": qkv}, plan=[4, 4, 1, 16, 5, 0], protect=0.0)
     for ours, wanted in zip(found, expected, strict=True):
         close(ours, wanted)
@@ -217,7 +217,7 @@ WRONG = {
         "q is .* but v is",
     ),
     "three axes": ("FovealAttention", QKV | {"q": torch.zeros(2, 17, 8)}, {"layout": LAYOUT}, "must have 4 axes"),
-    "integers": ("FovealAttention", QKV | {"q": torch.zeros(1, 2, 17, 8).int()}, {"layout": LAYOUT}, "must be float32"),
+    "integers": ("FovealAttention", QKV | {"q": torch.zeros(1, 2, 17, 8).int()}, {"layout": LAYOUT}, "must be f32"),
     "four of three": (
         "FovealAttention",
         {"qkv": torch.zeros(1, 17, 4, 2, 8)},

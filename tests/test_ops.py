@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from attendless.errors import UserError
-from attendless.sparse import foveal, native, ops, patterns
+from attendless.sparse import blocks, foveal, native, patterns
 from attendless.sparse.operations import foveal as attend
 from native_cases import Case, close, needs_kernels
 
@@ -32,8 +32,8 @@ def _detached(x: object) -> object:
 
 
 def lists() -> list[Tensor]:
-    blocks = patterns.grid_blocks(4, 6, 2, 2)
-    return ops.block_lists(patterns.prefix_pattern(blocks) | patterns.window_pattern(blocks, 1))
+    grid = patterns.grid_blocks(4, 6, 2, 2)
+    return blocks.block_lists(patterns.prefix_pattern(grid) | patterns.window_pattern(grid, 1))
 
 
 def test_operators_keep_pytorchs_rules() -> None:
@@ -102,7 +102,7 @@ def test_autocast_computes_in_single_precision() -> None:
     low = [x.bfloat16() for x in (q, k, v)]
     with torch.autocast("cpu", torch.bfloat16):
         out, _, chosen = torch.ops.attendless.foveal(*low, bias, places, CASE.sizes, 0.2)
-    wanted, _ = native.foveal_attend(*(x.float() for x in low), bias, places, CASE.sizes, 0.2, chosen)
+    wanted, _ = native.functions.foveal_attend(*(x.float() for x in low), bias, places, CASE.sizes, 0.2, chosen)
     assert torch.equal(out, wanted)
 
 

@@ -31,6 +31,8 @@ def _load(wanted: str) -> tuple[ModuleType | None, str]:
             "the kernels were not compiled when attendless was installed; "
             "with a C++ compiler (GCC or Clang) in place, install attendless again"
         )
+    if not hasattr(module, "signatures"):
+        return None, "the compiled kernels are of an older version: install attendless again"
     if wanted:
         try:
             module.use_path(wanted)

@@ -4,25 +4,17 @@
     extension.add_to(core)                              # or core.add_extension("libattendless_openvino.so")
     core.read_model("model.onnx"), core.read_model("model.xml")
 
-Its operators are nodes of the domain `attendless`, read from ONNX files and from OpenVINO's own:
+Its operators are the nodes of the domain `attendless` that `sparse.table` describes, read from ONNX files and from
+OpenVINO IR. The attribute `given` lists the names of a node's inputs in order, with commas between. Queries, keys and
+values come as q, k, v [B, H, N, D]; as q, k, v [B, N, H, D] with `order="BNHD"`; or, where `given` says `qkv`, as one
+tensor [B, N, 3, H, D]. The result is laid out as they are, for qkv as [B, N, H, E], so that nothing is transposed:
+`fuse_qkv.pack` rewrites a graph that way. Keys of MergeTokens may be [B, N, D], or `qkv` too. Floats are f32; integers
+are i32 or i64. OpenVINO decides how many threads compute. Its infer() on one thread drops exceptions thrown during
+inference; start_async() and wait() raise them (docs/openvino.md).
 
-    FovealAttention       q, k, v [, key_bias] [, places]                                  layout, scale
-    SparsifinerAttention  q, k, v, coefficients, basis [, tail_scores, tail_values, share] [, key_bias]
-                                                                                  budget, prefix, tau, top, scale
-    BlockAttention        q, k, v, query_start, queries, key_start, keys [, key_bias]      scale
-    GatherAttention       q, k, v, indices [, counts] [, key_bias]                         scale
-    MergeTokens           x, keys [, importance] [, sizes] [, cells] [, owners]            plan, protect
-
-Attribute `given` names the inputs that are there, in order, with commas between. Queries, keys and values come as
-q, k, v [B, H, N, D]; as q, k, v [B, N, H, D] with `order="BNHD"`; or, where `given` says `qkv`, as one tensor
-[B, N, 3, H, D]. The result is laid out as they are, for qkv as [B, N, H, E]. So nothing has to be transposed before
-or after: `packed.pack` rewrites a graph that way. MergeTokens' keys may be [B, N, D], or `qkv` too.
-Floats are float32; numbers are int32 or int64. OpenVINO says how many threads compute. Its infer() on
-one thread drops what is thrown while it infers; start_async() and wait() tell (docs/openvino.md).
-
-The library holds the kernels. It can be copied beside a model to where there is no attendless; it needs the version of
-OpenVINO it was built for. Building takes seconds and a C++ compiler, once for each OpenVINO and each attendless: the
-library is kept in the cache folder.
+The library contains the kernels. It can be copied together with a model to a machine without attendless; it needs the
+version of OpenVINO it was built for. Building takes seconds and a C++ compiler, once for each version of OpenVINO and
+attendless: the library is cached in the cache folder.
 """
 
 from __future__ import annotations

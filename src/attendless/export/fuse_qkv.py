@@ -1,9 +1,9 @@
-"""An ONNX graph whose attention nodes read a layer's projection as it lies: no transposition before, none after.
+"""Rewrite an ONNX graph so that its attention nodes read the output of a layer's qkv projection without transposition.
 
     qkv [B, N, 3, H, D] → Transpose → q, k, v [B, H, N, D] → FovealAttention → Transpose → [B, N, H, D]
 
-becomes `FovealAttention(qkv)`, with `qkv` in its `given` for `q,k,v`; likewise MergeTokens, whose keys are k. A node
-whose q, k or v is anything else (normalised, turned by rotary positions) stays as it is.
+becomes `FovealAttention(qkv)`, with `qkv` in its `given` for `q,k,v`. The keys of MergeTokens become `qkv` likewise.
+Nodes whose q, k or v are computed otherwise (normalised, rotary positions) are left unchanged.
 """
 
 from __future__ import annotations
@@ -12,14 +12,25 @@ from typing import Any
 
 import numpy as np
 
-_ATTENTIONS = ("FovealAttention", "SparsifinerAttention", "BlockAttention", "GatherAttention")
+from ..sparse.descriptions import Operation
+from ..sparse.table import NODES
+
+
+def _parts(op: Operation) -> dict[str, int]:
+    """The inputs of a node that may come from a packed qkv tensor, and which part of it each is."""
+    return {tensor.name: tensor.part for tensor in op.tensors if tensor.part is not None}
+
+
+#: Nodes that take queries, keys and values; others take keys alone.
+_ATTENTIONS = tuple(name for name, op in NODES.items() if len(_parts(op)) == 3)
+_KEYED = tuple(name for name, op in NODES.items() if list(_parts(op)) == ["keys"])
 
 
 def pack(model: Any) -> int:
     """Rewrite an `onnx.ModelProto` in place; how many nodes changed."""
     graph = _Graph(model.graph)
     changed = sum(_pack_attention(graph, node) for node in graph.of(*_ATTENTIONS))
-    changed += sum(_pack_keys(graph, node) for node in graph.of("MergeTokens"))
+    changed += sum(_pack_keys(graph, node) for node in graph.of(*_KEYED))
     graph.drop_unread()
     return changed
 

@@ -23,8 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import compiled
 from ..errors import UserError
-from . import description, translate
-from . import fuse_qkv as packed
+from . import description, fuse_qkv, translate
 from .checksum import BLANK, check_seal, seal
 from .description import KEY, Description
 from .packages import missing, need
@@ -101,7 +100,7 @@ def translated(program: ExportedProgram, path: Path, *, opset: int | None = None
     made.save(path, external_data=False)
     ours = any(name.startswith(f"{translate.DOMAIN}.") for name in operators(path))
     if ours:
-        rewrite(path, packed.pack)
+        rewrite(path, fuse_qkv.pack)
     return ours
 
 

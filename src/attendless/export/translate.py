@@ -1,32 +1,32 @@
-"""Operators of a PyTorch graph as nodes of an ONNX graph, where the exporter does not know them.
+"""Traced graphs as ONNX nodes: what PyTorch's exporter does not know, or writes in a form that runtimes do not fuse.
 
-A sort that keeps the order of equals is ONNX's TopK, which promises just that. attendless's own operators become nodes
-of the domain `attendless`, for runtimes that have the kernels as an extension:
+`standard` covers PyTorch's own operators. `kernels` turns `torch.ops.attendless.*` into nodes of the domain
+`attendless`, for runtimes that have the kernels as an extension. Names, inputs and attributes of the nodes are those of
+`sparse.table`; docs/writing-a-kernel.md lists them.
 
-    FovealAttention       q, k, v [, key_bias] [, places]                          layout, scale
-    SparsifinerAttention  q, k, v, coefficients, basis [, tail_scores, tail_values, share] [, key_bias]
-                                                                                   budget, prefix, tau, top, scale
-    BlockAttention        q, k, v, query_start, queries, key_start, keys           scale
-    GatherAttention       q, k, v, indices [, counts] [, key_bias]                 scale
-    MergeTokens           x, keys [, importance] [, sizes] [, cells] [, owners]    plan, protect
-
-Each has an attribute `given`: the names of its inputs, in order, with commas between them.
+Each node of `attendless` has an attribute `given`: the names of its inputs, in order, with commas between them.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from ..sparse.descriptions import Attribute, Operation, flatten
+from ..sparse.table import NODES
+
 DOMAIN = "attendless"
 _TENSORS = ["tensor(float)", "tensor(int32)", "tensor(int64)", "tensor(bool)"]
+#: ONNX's names for the types of attributes.
+_KINDS = {int: "INT", float: "FLOAT", str: "STRING"}
 
 
 def standard() -> dict[Any, Callable[..., Any]]:
-    """What standard operators can say."""
+    """Translations of PyTorch's operators into standard ONNX."""
     import onnxscript
 
     op: Any = onnxscript.opset18
@@ -45,7 +45,7 @@ def standard() -> dict[Any, Callable[..., Any]]:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> Any:
-        """As a formula. The exporter's own multiplies keys too, and hides the pattern that runtimes look for."""
+        """As a formula. The exporter's own multiplies keys too, which hides the pattern that runtimes fuse."""
         scale = query.shape[-1] ** -0.5 if scale is None else scale
         turned = op.Transpose(key, perm=[*range(len(key.shape) - 2), len(key.shape) - 1, len(key.shape) - 2])
         scores = op.MatMul(op.Mul(query, op.Constant(value_float=scale)), turned)
@@ -59,79 +59,43 @@ def standard() -> dict[Any, Callable[..., Any]]:
 
 
 def kernels() -> dict[Any, Callable[..., Any]]:
-    """What becomes a node of ours."""
+    """Translations of the kernels' operators into nodes of the domain `attendless`."""
+    return {getattr(torch.ops.attendless, op.name).default: translation(op) for op in NODES.values()}
+
+
+def translation(op: Operation) -> Callable[..., Any]:
+    """The function that turns a call of an operator into its node."""
     import onnxscript
 
-    def unread() -> Any:
-        """In place of each query's log Σ exp."""
-        return onnxscript.opset18.Constant(value_float=0.0)
+    flat = flatten(op)
+    names = [argument.name for argument in op.flat]
+    kept = [result.in_node for result in op.returned]
 
-    def foveal(q: Any, k: Any, v: Any, key_bias: Any, places: Any, layout: Sequence[int], scale: float) -> Any:
-        inputs = {"q": q, "k": k, "v": v, "key_bias": key_bias, "places": places}
-        return _node("FovealAttention", inputs, layout=list(layout), scale=scale)
+    def translate(*given: Any) -> Any:
+        values = dict(zip(names, flat(given), strict=True))
+        found = _node(op, values)
+        made = iter([found] if sum(kept) == 1 else found)
+        # A result that the node does not have, log Σ exp, is never read in an exported graph.
+        results = [next(made) if keep else onnxscript.opset18.Constant(value_float=0.0) for keep in kept]
+        return results[0] if len(results) == 1 else tuple(results)
 
-    def sparsifiner(
-        q: Any,
-        k: Any,
-        v: Any,
-        key_bias: Any,
-        coefficients: Any,
-        basis: Any,
-        tail_scores: Any,
-        tail_values: Any,
-        share: Any,
-        budget: int,
-        prefix: int,
-        tau: float,
-        top: int,
-        scale: float,
-    ) -> Any:
-        tail = {"tail_scores": tail_scores, "tail_values": tail_values, "share": share}
-        inputs = {"q": q, "k": k, "v": v, "coefficients": coefficients, "basis": basis, **tail, "key_bias": key_bias}
-        return _node("SparsifinerAttention", inputs, budget=budget, prefix=prefix, tau=tau, top=top, scale=scale)
-
-    def block(q: Any, k: Any, v: Any, key_bias: Any, lists: Sequence[Any], scale: float) -> Any:
-        named = dict(zip(("query_start", "queries", "key_start", "keys"), lists, strict=True))
-        return _node("BlockAttention", {"q": q, "k": k, "v": v, **named, "key_bias": key_bias}, scale=scale), unread()
-
-    def gather(q: Any, k: Any, v: Any, key_bias: Any, indices: Any, counts: Any, scale: float) -> Any:
-        inputs = {"q": q, "k": k, "v": v, "indices": indices, "counts": counts, "key_bias": key_bias}
-        return _node("GatherAttention", inputs, scale=scale), unread()
-
-    def merge(
-        x: Any,
-        keys: Any,
-        importance: Any,
-        sizes: Any,
-        cells: Any,
-        owners: Any,
-        plan: Sequence[int],
-        protect: float,
-    ) -> Any:
-        past = {"sizes": sizes, "cells": cells, "owners": owners}
-        inputs = {"x": x, "keys": keys, "importance": importance, **past}
-        return _node("MergeTokens", inputs, outputs=4, plan=list(plan), protect=protect)
-
-    ops = torch.ops.attendless
-    return {
-        ops.foveal_forward.default: foveal,
-        ops.sparsifiner.default: sparsifiner,
-        ops.block_attend.default: block,
-        ops.gather_attend.default: gather,
-        ops.merge.default: merge,
-    }
+    # The exporter matches arguments by the function's signature.
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(argument.name, kind) for argument in op.arguments]
+    translate.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return translate
 
 
-def _node(name: str, inputs: Mapping[str, Any], *, outputs: int = 1, **attributes: Any) -> Any:
-    """One node with the inputs that are there. A recorder takes only what has a schema, so it gets one."""
+def _node(op: Operation, values: dict[str, Any]) -> Any:
+    """One node with the inputs that are not None. The recorder only takes nodes with a schema."""
     from onnx.defs import OpSchema
     from onnxscript.values import Op, Opset
 
-    given = {key: value for key, value in inputs.items() if value is not None}
-    attributes = {**attributes, "given": ",".join(given)}
-    kinds = {int: "INT", float: "FLOAT", str: "STRING", list: "INTS"}
+    given = {tensor.name: values[tensor.name] for tensor in op.tensors if values[tensor.name] is not None}
+    attributes = {x.name: list(values[x.name]) if x.is_plan else values[x.name] for x in op.attributes}
+    outputs = sum(result.in_node for result in op.returned)
     schema = OpSchema(
-        name,
+        op.node,
         DOMAIN,
         1,
         inputs=[OpSchema.FormalParameter(key, f"T{i}") for i, key in enumerate(given)],
@@ -141,7 +105,16 @@ def _node(name: str, inputs: Mapping[str, Any], *, outputs: int = 1, **attribute
             *((f"O{i}", _TENSORS, "") for i in range(outputs)),
         ],
         attributes=[
-            OpSchema.Attribute(key, getattr(OpSchema.AttrType, kinds[type(value)])) for key, value in attributes.items()
+            OpSchema.Attribute(name, getattr(OpSchema.AttrType, kind)) for name, kind in node_attributes(op).items()
         ],
     )
-    return Op(Opset(DOMAIN, 1), name, schema)(*given.values(), **attributes)
+    return Op(Opset(DOMAIN, 1), op.node, schema)(*given.values(), **attributes, given=",".join(given))
+
+
+def node_attributes(op: Operation) -> dict[str, str]:
+    """The attributes of a node and their ONNX types."""
+
+    def kind(attribute: Attribute) -> str:
+        return "INTS" if attribute.is_plan else _KINDS[attribute.kind]
+
+    return {attribute.name: kind(attribute) for attribute in op.attributes} | {"given": "STRING"}

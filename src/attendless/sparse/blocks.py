@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from . import fused
-from .ops import block_arrays
 from .patterns import Pattern
 
 #: Rows share a product while the shortest list has at least this share of the longest one's keys.
@@ -45,7 +44,7 @@ class Plan:
     everything: Tensor  # int64 [n]: the tokens that see every token in all heads
     buckets: tuple[Bucket, ...]
     back: Tensor  # int64 [H · N]: the index of each token's result among those of `everything`, the buckets and a zero
-    lists: tuple[Tensor, ...]  # the input of the native kernel, see `ops.block_arrays`
+    lists: tuple[Tensor, ...]  # the input of the native kernel, see `block_lists`
     edges: int  # number of pairs of a query and a visible key, over all heads
 
     @property
@@ -83,6 +82,23 @@ def fresh_plan(pattern: Pattern, heads: int) -> Plan:
         tuple(map(torch.from_numpy, lists)),
         edges,
     )
+
+
+def block_lists(pattern: Pattern) -> list[Tensor]:
+    """A block pattern as the lists the kernel `block_attend` reads: int32 query_start, queries, key_start, keys.
+
+    Each block of queries is a tile; its keys are listed token by token, for all heads or head by head.
+    """
+    return [torch.from_numpy(array) for array in block_arrays(pattern)]
+
+
+def block_arrays(pattern: Pattern) -> list[np.ndarray]:
+    """The same lists as NumPy arrays, which no tracer sees."""
+    blocks = pattern.blocks
+    key_start = np.concatenate([[0], np.cumsum(pattern.sees @ blocks.sizes)])
+    tokens = [blocks.order[np.repeat(row, blocks.sizes)] for row in pattern.sees.reshape(-1, len(blocks))]
+    arrays = (blocks.starts, blocks.order, key_start, np.concatenate(tokens))
+    return [array.astype(np.int32) for array in arrays]
 
 
 @lru_cache(maxsize=256)

@@ -55,6 +55,11 @@ class Merging:
         return self.patches - self.r
 
     @property
+    def remaining(self) -> int:
+        """Tokens after merging, prefix included."""
+        return self.prefix + self.left
+
+    @property
     def cells(self) -> int:
         return self.height * self.width
 

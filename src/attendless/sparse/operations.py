@@ -1,14 +1,15 @@
-"""The operations that attentions and reducers are made of, each computed by whichever backend `dispatch` chooses.
+"""The operations that attentions and reducers are made of. `dispatch` chooses the backend that computes each.
 
-    full         softmax(q kᵀ) v, by PyTorch's fused kernel; here only as what the others are measured against
-    remaining    the same over the tokens that reducers left, each of which may stand for several
-    foveal       each tile of queries sees its chosen cells sharply and the rest of the grid blurred
-    block        each block of queries sees the blocks of keys a fixed pattern shows it
-    gather       each query sees a list of keys of its own
-    sparsifiner  each query chooses keys by a guessed connectivity, and sees those
-    merge        tokens that are alike become one
+    full         softmax(q kᵀ) v by PyTorch's fused kernel, as the baseline of cost measurements
+    remaining    full attention over the tokens that reducers left, each of which may stand for several
+    foveal       each tile of queries attends to its chosen cells sharply and to the rest of the grid blurred
+    block        each block of queries attends to the blocks of keys that a fixed pattern names
+    gather       each query attends to a list of keys of its own
+    sparsifiner  each query chooses keys by a predicted connectivity and attends to them
+    merge        similar tokens are averaged
 
-What each computes is defined, slowly and readably, in `foveal`, `blocks`, `gather`, `topk` and `merging`.
+`foveal`, `blocks`, `gather`, `topk` and `merging` define what each computes, in readable and slow PyTorch. `table`
+describes the operators of the compiled kernels.
 
 Shapes: B batch · H heads · N tokens · D head width · q, k [B, H, N, D] · v [B, H, N, any].
 """
@@ -38,14 +39,14 @@ def case_of(op: str, plan: object, q: Tensor, dropout: float = 0.0) -> Case:
 
 
 def _batch(x: Tensor) -> int:
-    return 1 if torch.compiler.is_compiling() else len(x)  # there it may be a symbol, and one graph serves all
+    return 1 if torch.compiler.is_compiling() else len(x)  # symbolic while compiling: one graph serves every batch size
 
 
 def remaining(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
     """Every query attends to every key, to whose score `key_bias` [B, N] is added."""
-    if torch.compiler.is_compiling():  # a compiler, or another runtime, has its own way with it
+    if torch.compiler.is_compiling():  # compilers and other runtimes fuse full attention themselves
         return full_definition.attend(q, k, v, scale=scale, key_bias=key_bias, dropout=dropout)
     case = case_of("remaining", Whole(k.shape[2]), q, dropout)
     return dispatch.run(case, q, k, v, scale=scale, key_bias=key_bias)
@@ -62,22 +63,22 @@ def foveal(
     places: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Choose cells and attend. `key_bias` [B, N] is added to a key's scores, `places` [B, n] says where on the grid
-    the patches of a reduced set stand."""
+    """Choose cells and attend. `key_bias` [B, N] is added to the scores of a key; `places` [B, n] are the grid
+    positions of the patches that a reducer left."""
     case = case_of("foveal", layout, q, dropout)
     return dispatch.run(case, q, k, v, scale=scale, key_bias=key_bias, places=places)
 
 
 def block(q: Tensor, k: Tensor, v: Tensor, plan: Plan, *, scale: float, dropout: float = 0.0) -> Tensor:
     """Each query attends to the keys its pattern shows it."""
-    if dispatch.compiling():  # a graph would keep the lists of every layer as constants of its own
+    if dispatch.compiling():  # a graph would hold the lists of every layer as constants
         return blocks.attend(q, k, v, plan, scale=scale, dropout=dropout)
     return dispatch.run(case_of("block", plan, q, dropout), q, k, v, scale=scale)
 
 
 @dataclasses.dataclass(frozen=True)
 class Lists:
-    """What is known of `gather` beforehand: so many tokens, and so many keys in a list at most."""
+    """The plan of `gather`: the number of tokens and the most keys in a list."""
 
     tokens: int
     keys: int
@@ -100,11 +101,12 @@ def gather(
 
 @dataclasses.dataclass(frozen=True)
 class Guess:
-    """How `sparsifiner` chooses: the `budget` largest connectivities of a query; the first `prefix` queries see all.
+    """How `sparsifiner` chooses: each query takes the `budget` keys of its largest connectivities; the first `prefix`
+    queries take every key.
 
     Of `rank` coefficients those above `tau` count, or, unless it is 0, the `top` largest; at most `counting` of them.
-    With `spare` a query takes as many keys as its budget says, even if nothing connects it to some. `masked`: the
-    softmax is over the chosen keys, not over all of them.
+    With `spare` a query fills its budget even with keys of connectivity 0. `masked`: the softmax is over the chosen
+    keys, not over all keys.
     """
 
     tokens: int
@@ -134,8 +136,8 @@ def sparsifiner(
 ) -> Tensor:
     """Choose keys by coefficients [B, H, N, R] × basis, and attend to them, and to the `rest` if there is one.
 
-    The basis is [R, N], or [B, 1, R, N] where every image has its own. Given `connectivity` [B, H, N, N], the smooth
-    numbers the choice came from, the choice has a gradient for them.
+    The basis is [R, N], or [B, 1, R, N] with one for each image. With `connectivity` [B, H, N, N], the continuous
+    values that the choice was made by, the choice has a gradient with respect to them.
     """
     case = case_of("sparsifiner", guess, q, dropout)
     more = {"scale": scale, "rest": rest, "connectivity": connectivity, "key_bias": key_bias}
@@ -152,13 +154,13 @@ def merge(
     cells: Tensor | None = None,
     owners: Tensor | None = None,
 ) -> Merged:
-    """As `merging.merge`: `plan.r` of the patches of x [B, N, C] join those with keys most like theirs."""
+    """Average `plan.r` patches of x [B, N, C] with the patches of the most similar keys, as `merging.merge` does."""
     case = Case("merge", plan, _batch(x), 1, keys.shape[-1], x.dtype, x.device.type)
     more = {"importance": importance, "sizes": sizes, "cells": cells, "owners": owners}
     return dispatch.run(case, x, keys, **more)
 
 
-# What they are measured by -------------------------------------------------------------------------------------------
+# Samples for cost measurements ---------------------------------------------------------------------------------------
 
 #: Heads and head width of a small ViT.
 _HEADS, _WIDTH = 3, 64
@@ -216,7 +218,7 @@ def _sparsifiner_samples(side: int, dtype: torch.dtype) -> Iterator[Sample]:
     N, rank = side * side, min(32, side * side // 4)
     down, up = (weight.to(dtype) for weight in basis.pooling(side, side, 0, rank))
 
-    def coefficients() -> Tensor:  # to guess is part of the cost
+    def coefficients() -> Tensor:  # prediction is part of the cost
         return torch.softmax(_SCALE * q @ (down @ k).transpose(-2, -1), dim=-1)
 
     guess = Guess(N, 0, rank, N // 10, 0.0, 0, rank)

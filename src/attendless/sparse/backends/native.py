@@ -1,4 +1,4 @@
-"""The compiled kernels: CPU, 32-bit floats inside, really sparse, forward and backward."""
+"""The compiled kernels: CPU, forward and backward, computing in fp32. `sparse.table` describes their operators."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ import torch
 from torch import Tensor
 
 from ... import compiled
-from .. import (  # noqa: F401 - `ops` registers torch.ops.attendless
-    foveal,
-    full,
-    merging,
-    ops,
-    topk,
-)
+from .. import foveal, full, merging, ops, topk  # noqa: F401 - `ops` registers torch.ops.attendless
 from ..backend import Backend, Case, register_backend
 from ..basis import Rest
 from ..merging import Merged
 from .pytorch import attend_chosen
 
-#: Full attention is cut into so many tiles of queries at most: enough for threads, and each has a list of all keys.
+#: The most tiles of queries into which full attention is cut: enough for threads, and each has a list of all keys.
 _TILES = 16
 
 
 class NativeBackend(Backend):
-    """What the kernels have in common."""
+    """What the backends of the kernels share."""
 
     name, about, standing, devices = "native", "compiled kernels", 2, ("cpu",)
 
@@ -34,7 +28,7 @@ class NativeBackend(Backend):
         if not compiled.available:
             return compiled.reason
         if case.dtype == torch.float64:
-            return "the native kernels compute in 32-bit floats"
+            return "the native kernels compute in fp32"
         if case.dropout:
             return "the native kernels do not drop attention weights at random"
         return ""
@@ -42,7 +36,7 @@ class NativeBackend(Backend):
 
 @register_backend
 class RemainingNatively(NativeBackend):
-    """A block pattern that shows every key to every query. Learning is left to PyTorch."""
+    """Full attention as a block pattern in which every query sees every key. With gradients, PyTorch computes."""
 
     op = "remaining"
 
@@ -70,7 +64,7 @@ class FovealNatively(NativeBackend):
     op = "foveal"
 
     def line(self, case: Case) -> str:
-        """The fewer queries share their keys, the more each must load."""
+        """The fewer queries share their keys, the more memory each loads."""
         return {1: "alone", 2: "few"}.get(case.plan.tile, "")
 
     def macs(self, case: Case) -> int:
@@ -136,7 +130,7 @@ class GatherNatively(NativeBackend):
 
 @register_backend
 class SparsifinerNatively(NativeBackend):
-    """Chooses and attends in one pass; where gradients are wanted it chooses, and the lists are attended to apart."""
+    """Chooses keys and attends in one pass. With gradients, another kernel attends to the lists it chooses."""
 
     op = "sparsifiner"
 
@@ -181,26 +175,26 @@ class SparsifinerNatively(NativeBackend):
             return attend_chosen(
                 case, q, k, v, chosen, scale=scale, rest=rest, connectivity=connectivity, key_bias=key_bias
             )
-        # Prefix queries, which see everything, have no lists.
+        # Prefix queries see every key and have no lists.
         first = full.attend(q[:, :, : guess.prefix], k, v, scale=scale, key_bias=key_bias)
         others = torch.ops.attendless.gather_attend(q, k, v, key_bias, *lists, scale)[0][:, :, guess.prefix :]
         return torch.cat([first, others], dim=2)
 
 
 def _tables(x: Tensor) -> Tensor:
-    """[R, N] for all images, or [B, 1, R, N] of each, as the kernel takes both: [1 or B, R, N]."""
-    return x[None] if x.ndim == 2 else x.squeeze(1)
+    """[R, N] for all images, or [B, 1, R, N] as the kernel reads it: [B, R, N]."""
+    return x if x.ndim == 2 else x.squeeze(1)
 
 
 @register_backend
 class MergeNatively(NativeBackend):
-    """For inference: where a gradient is wanted, the definition computes."""
+    """For inference. With gradients, the definition computes."""
 
     op = "merge"
 
     def refuses(self, case: Case) -> str:
         if case.dtype != torch.float32:
-            return "the native kernel merges 32-bit floats"
+            return "the native kernel merges fp32"
         return super().refuses(case)
 
     def macs(self, case: Case) -> int:
