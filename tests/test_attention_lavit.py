@@ -413,7 +413,7 @@ def test_less_is_accepted_wherever_lavit_is() -> None:
         assert attendless.attention.named(f"full/{old}") == attendless.attention.named(f"full/{new}")
     assert column("less:vanilla=3").attention == "3xfull/lavit"
     assert column("2xfull/2xless+lavit").attention == "2xfull/2xlavit"
-    with pytest.raises(UserError, match="unknown option of less 'ran'. Did you mean 'rank'"):
+    with pytest.raises(UserError, match=r"unknown option of less 'ran'\. Did you mean 'rank'"):
         create("less:ran=3", 16, 2, grid=GRID)
 
 

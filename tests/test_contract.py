@@ -1,4 +1,4 @@
-"""What every registered attention must do, whatever it is: the contract over all of their example specs."""
+"""The interface checks on every registered attention and token reducer, over all of their example specs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,26 @@ from attendless import (
     attentions,
     create,
     load_plugin,
+    reducers,
 )
 from attendless.attention.provided import class_attention
 from attendless.check.attentions import CHECKS, others
-from attendless.check.trial import Place, Trial, attempt
+from attendless.check import reducers as reducing
+from attendless.check.attention_trial import AttentionTrial
+from attendless.check.trial import Place, attempt
 from attendless.sparse import dispatch, policy
 from native_cases import needs_kernels
 
 if "ATTENDLESS_PLUGIN" in os.environ:
     load_plugin(os.environ["ATTENDLESS_PLUGIN"])
 SPECS = [spec for cls in attentions().values() for spec in (cls.examples or (cls.name,))]
-#: By the usual backend, as policy `off` has it, and by each of the others, as `auto` may find quickest.
+#: The default backend (policy `off`), and each of the others that policy `auto` may choose.
 BACKENDS = [(spec, backend) for spec in SPECS for backend in ("", *others(spec))]
 
 
 @pytest.mark.parametrize(("spec", "backend"), BACKENDS)
 @pytest.mark.parametrize("name", CHECKS)
-def test_contract(name: str, spec: str, backend: str) -> None:
+def test_attention_interface(name: str, spec: str, backend: str) -> None:
     check = CHECKS[name]
     verdict = attempt(check, spec, backend)
     assert verdict.result != "failed", f"{check.rule} {verdict.note}"
@@ -39,11 +42,20 @@ def test_contract(name: str, spec: str, backend: str) -> None:
         pytest.skip(verdict.note)
 
 
+@pytest.mark.parametrize("spec", [spec for cls in reducers().values() for spec in (cls.examples or (cls.name,))])
+@pytest.mark.parametrize("name", reducing.CHECKS)
+def test_reducer_interface(name: str, spec: str) -> None:
+    check = reducing.CHECKS[name]
+    verdict = attempt(check, spec)
+    assert verdict.result == "passed", f"{check.rule} {verdict.note}"
+    assert not verdict.note, "ours serve every grid, several frames included"
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", attentions())
 def test_an_empty_batch_is_answered_with_nothing(name: str, training: bool) -> None:
     """The last part of a shard may hold no image; timm's models take it too."""
-    trial = Trial(name, Place(Grid(14, 14, 1), training), batch=0)
+    trial = AttentionTrial(name, Place(Grid(14, 14, 1), training), batch=0)
     if trial.module.refuses(trial.grid):
         pytest.skip(trial.module.refuses(trial.grid))
     out, _ = trial.module(trial.x.requires_grad_(), trial.context)
@@ -53,7 +65,7 @@ def test_an_empty_batch_is_answered_with_nothing(name: str, training: bool) -> N
 
 @needs_kernels
 def test_the_backend_named_is_the_one_that_computes() -> None:
-    trial = Trial("foveal", Place(Grid(6, 6, 1)))
+    trial = AttentionTrial("foveal", Place(Grid(6, 6, 1)))
     names = [one.name for one in trial.backends()]
     assert names == ["native", "torch"]
     before = dict(os.environ), policy()

@@ -12,7 +12,7 @@ from .attention import (
     register,
 )
 from .backbones import Columnar, Pyramid
-from .check.attentions import check
+from .check.run import check
 from .convert import (
     convert,
     load,
@@ -30,6 +30,7 @@ from .measure.bench import bench
 from .optimize.tune import tune
 from .plugins import load_plugin
 from .sparse import Backend, Case, execution, register_backend
+from .tokens import Reducer, reducers, register_reducer
 from .version import __version__
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "Grid",
     "Options",
     "Pyramid",
+    "Reducer",
     "UserError",
     "__version__",
     "attentions",
@@ -60,9 +62,11 @@ __all__ = [
     "option",
     "patch",
     "push_to_hub",
+    "reducers",
     "register",
     "register_backend",
     "register_family",
+    "register_reducer",
     "save",
     "tune",
     "unpatch",

@@ -214,10 +214,10 @@ class Window(OwnScoreShape):
         return out, context
 
     def score_shape(self, batch: int, grid: Grid) -> tuple[int, ...]:
-        """Of the patches, in their windows; which of them may see each other is not in it."""
+        """Scores of the patches of each window, without the mask."""
         rows, columns = self.sides(grid)
-        patches = rows.size * columns.size
-        return (batch, self.num_heads, rows.count * columns.count, patches, grid.prefix + patches)
+        patches, windows = rows.size * columns.size, grid.depth * rows.count * columns.count
+        return (batch, self.num_heads, windows, patches, grid.prefix + patches)
 
     def leaving_macs(self, grid: Grid, wants: Collection[str]) -> int:
         """The fused kernel keeps no scores, so they are computed once more."""

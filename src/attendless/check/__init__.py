@@ -1,1 +1,1 @@
-"""Interface checks: the rules that every attention and every token reducer keeps."""
+"""Interface checks: the rules that every attention and every token reducer follows."""

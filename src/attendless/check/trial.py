@@ -1,31 +1,31 @@
-"""One attention put to the test: where, with which tokens, computed by whom, and how a check of it ends."""
+"""What the interface checks share: grids, tolerances, a check, its verdict, and how it is run.
+
+A check is a function of a trial, an object that holds a module and its inputs on one grid. `check.attentions` and
+`check.reducers` define the trials and the checks of their interface.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
 
-from ..attention import Attention, Context, Grid, create
+from ..attention import Grid
 from ..errors import UserError
-from ..sparse import calibration, execution
-from ..sparse.backend import Backend, backends
-from ..sparse.calibration import Line, line_name
 
-#: Width and heads of every attention tried: small, so that all is quick.
+#: Model width and heads of every module tested: small, so that the checks are fast.
 DIM, HEADS = 32, 2
-_SQUARE, _WIDE, _ODD = (6, 6), (4, 8), (7, 5)
+#: Attributes of every `nn.Module`.
+_OWN = frozenset(vars(nn.Module()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where an attention is tried."""
+    """A grid and a mode in which a module is tested."""
 
     grid: Grid
     training: bool = False
@@ -34,107 +34,35 @@ class Place:
         return f"grid {self.grid} in {'training' if self.training else 'evaluation'}"
 
 
-#: Square, non-square and odd grids, with 0, 1 and 5 prefix tokens, in training and in evaluation.
-EVERY = tuple(
-    Place(Grid(*sides, prefix), training)
-    for sides, prefix, training in itertools.product((_SQUARE, _WIDE, _ODD), (0, 1, 5), (True, False))
-)
-#: Each of these once, for checks that need not see every combination.
-FEW = (
-    Place(Grid(*_SQUARE, 0), training=True),
-    Place(Grid(*_WIDE, 1)),
-    Place(Grid(*_ODD, 5), training=True),
-    Place(Grid(*_ODD, 0)),
-)
-EVALUATION = tuple(Place(Grid(*sides)) for sides in ((4, 5, 0), (4, 5, 1), (6, 6, 0), (6, 6, 1)))
+class Trial(Protocol):
+    """A module on one grid, with its inputs."""
 
-
-class Broken(Exception):
-    """A check that failed; the text says what was seen and what was expected."""
-
-
-def must(holds: object, otherwise: str) -> None:
-    if not holds:
-        raise Broken(otherwise)
-
-
-def same(found: Tensor, expected: Tensor, what: str, *, atol: float = 0.0, rtol: float = 0.0) -> None:
-    """Raise unless two tensors are equal, within a tolerance."""
-    must(found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
-    if not torch.allclose(found, expected, atol=atol, rtol=rtol):
-        raise Broken(f"{what}: off by up to {(found - expected).abs().max().item():.2g}")
-
-
-class Trial:
-    """An attention with every weight off its neutral start, tokens x [B, N, C] for it, and the context it gets.
-
-    All of it is drawn once: whoever calls the module twice gives it the same.
-    """
-
-    def __init__(self, spec: str, place: Place, batch: int = 3) -> None:
-        self.spec, self.grid, self.training, self.batch = spec, place.grid, place.training, batch
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.module = self.create().train(place.training)
-            for parameter in self.module.parameters():
-                parameter.data.add_(0.1 * torch.randn_like(parameter))
-            self.x = torch.randn(batch, self.grid.tokens, DIM)
-            self.left = left_before(batch, self.grid)
-        self.context = self.left.only(self.module.reads)
-
-    def create(self) -> Attention:
-        """One more of its kind."""
-        return create(self.spec, DIM, HEADS, grid=self.grid)
-
-    def image(self, number: int) -> tuple[Tensor, Context]:
-        """One image of the batch alone."""
-        one = slice(number, number + 1)
-        return self.x[one], pytree.tree_map(lambda leaf: leaf[one] if isinstance(leaf, Tensor) else leaf, self.context)
-
-    def backends(self) -> list[Backend]:
-        """Who can compute it, the usual one first; nobody if it is computed by plain PyTorch operations."""
-        case = self.module.case(self.grid, self.batch)
-        if case is None:
-            return []
-        return [one for one in backends(case.op) if one.serves(case.device) and not one.refuses(case)]
-
-    @contextlib.contextmanager
-    def computed_by(self, backend: str) -> Iterator[None]:
-        """By the usual backend (policy `off`), or, if one is named, by the policy `auto`, told that it is quickest."""
-        if not backend:
-            with execution("off"):
-                yield
-            return
-        case: Any = self.module.case(self.grid, self.batch)
-        lines = {line_name(one, one.line(case)): Line(float(one.name != backend), 0.0) for one in self.backends()}
-        with execution("auto"), calibration.assumed(lines, torch.float32, torch.bfloat16):
-            yield
-
-
-def left_before(batch: int, grid: Grid) -> Context:
-    """A context in which a layer before has left everything it could."""
-    scores = torch.randn(batch, HEADS, grid.tokens, grid.tokens)
-    return Context(grid, scores=scores, class_attention=torch.softmax(scores[:, :, 0], dim=-1))
+    def computed_by(self, backend: str) -> contextlib.AbstractContextManager[None]:
+        """Compute with the backend of that name; empty for the default one."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """A rule of the contract: its name, the rule in a sentence, where it is tried, and the function that tries it.
+    """A rule of an interface: its name, the rule in a sentence, the places, the trial, and the function that raises
+    if the rule does not hold.
 
-    `once`: a single grid that is served is enough. `serve`: at least one must be.
+    `once`: one place that the module serves is enough. `serve`: the module must serve at least one place. `fewer`: the
+    places for backends other than the default one.
     """
 
     name: str
     rule: str
     places: tuple[Place, ...]
-    function: Callable[[Trial], None]
+    trial: Callable[[str, Place], Trial]
+    function: Callable[[Any], None]
     once: bool = False
     serve: bool = False
+    fewer: tuple[Place, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """How a check ended: `refused` if the attention refuses every grid it was tried on, with a reason."""
+    """The result of a check: `refused` if the module refuses every grid it was tested on and gives a reason."""
 
     spec: str
     check: str
@@ -146,13 +74,43 @@ class Verdict:
         return dataclasses.asdict(self)
 
 
+class Broken(Exception):
+    """A check that failed; the text says what was found and what was expected."""
+
+
+def must(holds: object, otherwise: str) -> None:
+    """Raise `Broken` with the text `otherwise` unless `holds`."""
+    if not holds:
+        raise Broken(otherwise)
+
+
+def same(found: Tensor, expected: Tensor, what: str, *, atol: float = 0.0, rtol: float = 0.0) -> None:
+    """Raise `Broken` unless two tensors are equal within a tolerance."""
+    must(found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}")
+    if not torch.allclose(found, expected, atol=atol, rtol=rtol):
+        raise Broken(f"{what}: off by up to {(found - expected).abs().max().item():.2g}")
+
+
+def rule(
+    table: dict[str, Check], trial: Callable[[str, Place], Trial], places: tuple[Place, ...], **more: Any
+) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+    """Decorator: add a check to `table` under its function's name; the docstring is the rule."""
+
+    def note(function: Callable[[Any], None]) -> Callable[[Any], None]:
+        name = function.__name__.replace("_", " ")
+        table[name] = Check(name, " ".join((function.__doc__ or "").split()), places, trial, function, **more)
+        return function
+
+    return note
+
+
 def attempt(check: Check, spec: str, backend: str = "") -> Verdict:
-    """Try one check, by the usual backend or, at fewer places, by the one named."""
+    """Run one check with the default backend, or with the one named (at the fewer places of the check)."""
     served, refusals = 0, []
-    places = FEW if backend and check.places == EVERY else check.places
+    places = check.fewer if backend and check.fewer else check.places
     for place in places:
         try:
-            trial = Trial(spec, place)
+            trial = check.trial(spec, place)
         except UserError as refusal:
             if len(str(refusal)) <= 40:
                 note = f"{place} is refused without saying what and why: {refusal}"
@@ -173,10 +131,37 @@ def attempt(check: Check, spec: str, backend: str = "") -> Verdict:
         note = f"{len(refusals)} of {len(places)} grids refused: {refusals[0]}" if refusals else ""
         return Verdict(spec, check.name, backend, "passed", note)
     if check.serve:
-        return Verdict(spec, check.name, backend, "failed", f"it refuses every grid it was tried on: {refusals[0]}")
+        return Verdict(spec, check.name, backend, "failed", f"it refuses every grid it was tested on: {refusals[0]}")
     return Verdict(spec, check.name, backend, "refused", refusals[0])
 
 
 def _told(error: Exception) -> str:
     first = (str(error).strip().splitlines() or [""])[0]
     return first if isinstance(error, Broken) else f"{type(error).__name__}: {first}"
+
+
+def changed_by(call: Callable[[], object], module: nn.Module, training: bool) -> list[str]:
+    """The attributes, parameters and buffers of `module` and its children that a call changes."""
+    before = _everything_on(module, training)
+    call()
+    after = _everything_on(module, training)
+    return sorted(name for name in before.keys() | after.keys() if not _alike(before.get(name), after.get(name)))
+
+
+def _everything_on(module: nn.Module, training: bool) -> dict[str, list[Any]]:
+    """The attributes of a module and its children, with the version counter of each tensor."""
+    found: dict[str, list[Any]] = {}
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name not in _OWN:
+                inside = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+                found[f"{path}.{name}"] = [value, *(inside if isinstance(inside, list | tuple | set) else ())]
+        for name, tensor in [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]:
+            found[f"{path}.{name}"] = [tensor, 0 if training else tensor._version]
+    return found
+
+
+def _alike(before: list[Any] | None, after: list[Any] | None) -> bool:
+    if before is None or after is None or len(before) != len(after):
+        return False
+    return all(a is b or (isinstance(a, int) and a == b) for a, b in zip(before, after, strict=True))
