@@ -1,6 +1,6 @@
-"""An attention of one's own: does it keep the contract, and what does it cost? python examples/own_attention.py
+"""Test an attention of your own and count its cost: python examples/own_attention.py
 
-`neighbours.py`, beside this file, is the whole attention: 30 lines. Once it is registered, every command knows it.
+`neighbours.py`, beside this file, is the whole attention: 30 lines. Every command accepts it once it is registered.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ def main() -> None:
     attendless.load_plugin(Path(__file__).with_name("neighbours.py"))
     verdicts = list(attendless.check("neighbours:radius=1"))
     print(dict(Counter(verdict.result for verdict in verdicts)))
-    for attention in ("full", "full/neighbours:radius=1/full"):  # in every layer, or in one of them
+    for attention in ("full", "full/neighbours:radius=1/full"):
         model = attendless.open_model("columnar_micro_patch4_32", attention=attention, below_breakeven="keep")
         print(
             f"{model.attention}: {sum(layer.macs.core for layer in model.costs()):,} multiply-accumulates of attention"

@@ -131,7 +131,7 @@ class Mine(Full):
 """
 
 
-def test_check_runs_the_contract_on_anyones_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_runs_the_interface_checks_on_any_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin, out = tmp_path / "mine.py", tmp_path / "check.json"
     plugin.write_text(BROKEN)
     words = ["check", "full", "mine", "--plugin", str(plugin), "--json", str(out)]

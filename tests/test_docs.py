@@ -157,7 +157,7 @@ def test_environment_names_every_variable() -> None:
     assert used - built <= set(re.findall(r"`(ATTENDLESS_[A-Z_]+)`", page("environment.md")))
 
 
-def test_what_one_writes_is_in_the_contract() -> None:
+def test_what_one_writes_is_in_the_interface() -> None:
     table = page("adding-an-attention.md").split("## What you write")[1].split("## Reading")[0]
     rows = re.findall(r"^\| (`.+?) \|", table, re.MULTILINE)
     names = {name for row in rows for name in re.findall(r"`(\w+)", row)}

@@ -1,4 +1,4 @@
-"""The documented example works from a user's own file: in Python, in the contract test and on the command line."""
+"""The documented example works from a user's own file: in Python, in the interface checks and on the command line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_from_the_command_line(tmp_path: Path) -> None:
     assert "neighbours:radius=3" in done.stdout
 
 
-def test_keeps_the_contract(tmp_path: Path) -> None:
+def test_passes_the_interface_checks(tmp_path: Path) -> None:
     words = ("-m", "attendless", "check", "neighbours", "neighbours:radius=1", "--plugin", str(EXAMPLE))
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stdout
@@ -120,7 +120,7 @@ def test_a_script_that_measures_while_it_is_imported_ends(tmp_path: Path) -> Non
         + "model = timm.create_model('vit_tiny_patch16_224', img_size=32, depth=1)\n"
         + "ours = attendless.convert(model, 'neighbours', below_breakeven='keep')\n"
         + "row = attendless.bench(ours, like=model, budget=0.1, throughput=False, parts=False)\n"
-        + "open('said.txt', 'a').write(f'{row.peak_memory_mb} {row.notes}\\n')\n"
+        + "open('said.txt', 'a').write(f'{row.performance.peak_memory_mb} {row.notes}\\n')\n"
     )
     done = run(str(script), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -142,7 +142,7 @@ def test_an_attention_of_an_installed_package_is_known_to_children(tmp_path: Pat
         "model = timm.create_model('vit_tiny_patch16_224', img_size=32, depth=1)\n"
         "ours = attendless.convert(model, 'neighbours', below_breakeven='keep')\n"
         "row = attendless.bench(ours, like=model, budget=0.1, throughput=False, parts=False)\n"
-        "print(row.peak_memory_mb, *row.notes)\n"
+        "print(row.performance.peak_memory_mb, *row.notes)\n"
     )
     done = run(str(script), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -42,7 +42,7 @@ def counts(model: Columnar, images: Tensor) -> list[int]:
 
 @pytest.mark.parametrize("spec", EXAMPLES)
 @pytest.mark.parametrize("prefix", [0, 1, 3])
-def test_a_reducer_keeps_its_contract(spec: str, prefix: int) -> None:
+def test_a_reducer_in_a_model_follows_the_interface(spec: str, prefix: int) -> None:
     pool = {"class_token": False, "global_pool": "avg"} if prefix == 0 else {"reg_tokens": prefix - 1}
     model = column(tokens=spec, **pool)
     assert model.tokens == str(parse_tokens(spec))

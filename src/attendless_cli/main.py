@@ -34,7 +34,7 @@ COMMANDS = {
     "distill": "train a model with sparser attention or fewer tokens to reproduce its teacher",
     "compare": "train and measure attentions under identical conditions, with a report",
     "recipes": "list the recipes of train, distill and compare, and every field that --set takes",
-    "check": "run the interface tests on any attention, including your own",
+    "check": "test whether an attention or token reducer, also your own, follows its interface",
     "list": "list the attentions, token reducers and models",
     "papers": "recompute the tables of the papers",
     "doctor": "report what this installation and this machine support",

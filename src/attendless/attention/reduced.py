@@ -11,8 +11,8 @@ Both project keys and values after the reduction, with the rows of `qkv` that fu
 without a pool reduces nothing and is full attention. PVT uses ratio 8, 4, 2, 1 in its four stages; Twins' global layers
 are this too, between layers of `window:bias=false`.
 
-Into a pretrained model the convolution comes as the mean of its patches. In a model built to be trained from scratch it
-starts as PyTorch draws it, which is how PVT has it; backbones in the style of PVT v2 and Twins then draw it with their own.
+In a pretrained model the convolution starts as the mean of its patches. In a model built to be trained from scratch it
+has PyTorch's default initialisation, as in PVT; backbones in the style of PVT v2 and Twins then apply their own.
 
 As in PVT, patches beyond the last whole block are not seen as keys; a side shorter than the ratio is padded with zeros
 to one block. Prefix tokens are keys of their own, unreduced.

@@ -1,4 +1,4 @@
-"""The values that pass through attentions: where the tokens stand, what travels with them, and what it costs.
+"""The values that pass through attentions: the token grid, the context that travels with the tokens, and costs.
 
 Shapes: B batch · H heads · N tokens · C model width. Tokens are ordered prefix first (class and register tokens), then
 the patches row by row, frame by frame.
@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-#: What a layer can leave for the next one, or for the caller, and what it is.
+#: Context entries that a layer can provide for the next layer, a reducer or the caller.
 ENTRIES = {
-    "scores": "its scores before the softmax, [B, H, N, N], or as its `score_shape` says",
-    "class_attention": "how much of its attention the class token gives each token, [B, H, N]",
+    "scores": "its scores before the softmax, [B, H, N, N], or as `attention.scores.score_shape` says",
+    "class_attention": "the class token's attention to each token, [B, H, N]",
     "keys": "its keys, [B, H, N, D]",
-    "residual": "scores of the stage before, brought to this one's tokens, for its first layer to add to its own",
+    "residual": "scores of the stage before, resampled to this stage's tokens, which its first layer adds to its own",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Where the tokens stand: `prefix` tokens in front, then the patches of a `height` × `width` grid, row by row; of a
-    video, or of several views, those of `depth` such grids, one after the other.
+    """The token grid: `prefix` tokens first, then the patches of a `height` × `width` grid, row by row; for a video or
+    several views, the patches of `depth` such grids, one after the other.
 
-    After token reduction the patches that remain are listed per image: `cells` [B, n] says which cell of the grid each
-    came from, `sizes` [B, n] how many original tokens it stands for, and `owners` [B, height · width] which of them
-    stands for each cell (-1: nobody does any more). Where costs are counted, `cells` has a shape and no values.
+    After token reduction the remaining patches are listed per image: `cells` [B, n] is the grid cell of each patch,
+    `sizes` [B, n] the number of original tokens it represents, and `owners` [B, area] the patch that represents each
+    cell (-1: none). Where costs are counted, `cells` has a shape but no values.
     """
 
     height: int
@@ -59,35 +59,35 @@ class Grid:
         return self.prefix + self.patches
 
     def key_bias(self, dtype: torch.dtype) -> Tensor | None:
-        """log(tokens each key stands for) [B, N], or None while every token stands for itself."""
+        """log(number of tokens that each key represents) [B, N], or None if each represents itself."""
         if self.sizes is None:
             return None
         return torch.nn.functional.pad(self.sizes.to(dtype).log(), (self.prefix, 0))
 
     def whole(self) -> Grid:
-        """The grid before any token was dropped or merged."""
+        """The same grid without token reduction."""
         return Grid(self.height, self.width, self.prefix, depth=self.depth)
 
     def reduced_to(self, patches: int) -> Grid:
-        """A grid with so many patches left, for counting costs: which ones is not known."""
+        """A reduced grid with `patches` unknown patches, for counting costs."""
         return dataclasses.replace(self.whole(), cells=torch.empty(1, patches, dtype=torch.long, device="meta"))
 
     def places(self, x: Tensor) -> Tensor:
-        """The cell that each patch of tokens x [B, N, C] stands in, [B, n], reduced or not."""
+        """The cell of each patch of tokens x [B, N, C], [B, n], on whole and reduced grids."""
         if self.cells is not None:
             return self.cells
         return torch.arange(self.patches, device=x.device).expand(x.shape[0], -1)
 
     def condensed(self) -> Grid:
-        """A whole grid of about as many patches, for estimates: what a reduced one takes is not measured."""
+        """A whole grid of about as many patches, for latency estimates, which exist only for whole grids."""
         if self.cells is None:
             return self
         height = max(1, round(self.patches**0.5))
         return Grid(height, -(-self.patches // height), self.prefix)
 
     def restore(self, x: Tensor) -> Tensor:
-        """Tokens x [B, N, C] of this grid back on the whole one: each cell gets the token that stands for it, or zeros
-        where nobody does."""
+        """Tokens x [B, N, C] of this grid → tokens of the whole grid: each cell gets the token that represents it, or
+        zeros if none does."""
         if self.cells is None:
             return x
         patches = x[:, self.prefix :]
@@ -102,20 +102,20 @@ class Grid:
         return torch.cat([x[:, : self.prefix], there * (owners >= 0)[..., None].to(x.dtype)], dim=1)
 
     def averaged(self, x: Tensor) -> Tensor:
-        """Values x [B, height · width, C] of the whole grid's cells → of the patches left [B, n, C], each the mean over
-        the cells it stands for: the other way round from `restore`."""
+        """Values x [B, area, C] of all cells → values of the remaining patches [B, n, C], each the mean over the cells
+        that the patch represents: the inverse of `restore`."""
         if self.cells is None:
             return x
         if self.owners is None:
             return x.gather(1, self.cells[..., None].expand(-1, -1, x.shape[2]))
         left = self.patches
-        index = self.owners.where(self.owners >= 0, left)  # what nobody stands for goes where nobody looks
+        index = self.owners.where(self.owners >= 0, left)  # cells without an owner go to an extra row
         total = x.new_zeros(x.shape[0], left + 1, x.shape[2]).scatter_add(1, index[..., None].expand_as(x), x)
         count = x.new_zeros(x.shape[0], left + 1).scatter_add(1, index, x.new_ones(index.shape))
         return (total / count.clamp(min=1)[..., None])[:, :left]
 
     def balanced(self, x: Tensor) -> Tensor:
-        """Tokens x [B, N, C] scaled so that a plain mean over the patches counts each for the tokens it stands for."""
+        """Tokens x [B, N, C] scaled so that a plain mean over the patches weights each by its size."""
         if self.sizes is None:
             return x
         share = self.sizes.to(x.dtype) * (self.patches / self.sizes.sum(1, keepdim=True).to(x.dtype))
@@ -129,11 +129,11 @@ class Grid:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What travels with the tokens from block to block. Immutable: a block returns a new one.
+    """The values that travel with the tokens from block to block. Immutable: a block returns a new context.
 
-    `wants` names what this layer is asked to leave here (see `ENTRIES`), because the next layer or the caller reads it;
-    nothing else that layers leave each other stays. `losses` are extra terms for training, `trail` the class tokens of
-    the layers so far, in a backbone that answers from all of them.
+    `wants` names the entries (see `ENTRIES`) that this layer must provide because the next layer or the caller reads
+    them; other entries are removed. `losses` are extra terms for training, `trail` holds the class tokens of the layers
+    so far, for backbones whose head reads all of them.
     """
 
     grid: Grid
@@ -149,11 +149,11 @@ class Context:
         return dataclasses.replace(self, **changes)
 
     def wanting(self, wants: frozenset[str]) -> Context:
-        """The same, but for what is asked for next. Most layers ask for nothing, and nothing is made anew for them."""
+        """The context with these `wants`; the same object if they do not change."""
         return self if wants == self.wants else self.replace(wants=wants)
 
     def only(self, entries: Collection[str]) -> Context:
-        """Without what layers leave each other, but for these entries."""
+        """The context without entries other than `entries`."""
         gone = {name: None for name in ENTRIES if name not in entries and getattr(self, name) is not None}
         return self.replace(**gone) if gone else self
 
@@ -161,7 +161,7 @@ class Context:
         return self.replace(losses=(*self.losses, (name, value)))
 
     def extra(self) -> dict[str, Tensor]:
-        """The extra losses, those of one name added up."""
+        """The extra losses, summed by name."""
         found: dict[str, Tensor] = {}
         for name, value in self.losses:
             found[name] = found[name] + value if name in found else value
@@ -169,7 +169,7 @@ class Context:
 
 
 def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...]) -> None:
-    """Tensors (and what holds them) are children; everything else is structure, so compile specialises on it."""
+    """Register tensors (and containers of them) as children, the rest as structure that compilers specialise on."""
     pytree.register_pytree_node(
         cls,
         lambda value: ([getattr(value, n) for n in tensors], tuple(getattr(value, n) for n in static)),
@@ -188,8 +188,8 @@ _register_pytree(Context, ("grid", "scores", "class_attention", "keys", "residua
 class Macs:
     """Multiply-accumulates of the function computed, per image.
 
-    `core` is the product of queries with keys and of weights with values, including the choice of keys; `projections`
-    the linear maps around it; `other` whatever else (patch embedding, head, a mechanism's own extra layers).
+    `core` counts the products of queries with keys and of weights with values, key selection included; `projections`
+    the linear layers around them; `other` the rest (patch embedding, head, a mechanism's own extra layers).
     """
 
     core: int = 0
@@ -209,12 +209,12 @@ class Macs:
 
     @property
     def share(self) -> float:
-        """The core's part of the whole."""
+        """The core's share of the total."""
         return self.core / self.total
 
     @property
     def cap(self) -> float | None:
-        """How many times quicker the whole could be, by its MACs, if the core cost nothing (Amdahl's law)."""
+        """The maximum speed-up by MACs if the core cost nothing (Amdahl's law)."""
         return cap(self.share)
 
     def as_dict(self) -> dict[str, int]:
@@ -222,5 +222,5 @@ class Macs:
 
 
 def cap(share: float) -> float | None:
-    """The most a whole can gain from a part that takes this share of it; None if the part is everything."""
+    """The maximum speed-up from a part with this share of the cost (Amdahl's law); None if the share is 1."""
     return 1 / (1 - share) if share < 1 else None

@@ -62,7 +62,7 @@ _RENAMES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     (r"^block(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.blocks."),
     (r"^norm(\d)\.", lambda m: f"stages.{int(m[1]) - 1}.norm."),
     (r"\.dwconv\.dwconv\.", ".dwconv."),
-    # Spatial reduction (PVT, Twins): `norm` is the contract's name for a norm of the output.
+    # Spatial reduction (PVT, Twins): in our interface `norm` is the norm of the output.
     (r"\.attn\.norm\.", ".attn.sr_norm."),
 ]
 #: Made anew from the grid rather than stored.

@@ -1,4 +1,4 @@
-"""Token reduction: what drops or merges tokens, one file each."""
+"""Token reducers, which drop or merge tokens: one file each."""
 
 import sys
 

@@ -1,10 +1,10 @@
-"""Merging above a similarity, calibrated: how many tokens each layer of a model may merge, seen on a few images.
+"""Calibrate ToMe on a few images: the number of tokens that each layer merges at a similarity threshold.
 
-    in each layer: r = how many pairs are more alike than `threshold`, averaged over the images
+    in each layer: r = number of pairs with a similarity above `threshold`, averaged over the images
 
-Layers whose tokens are much alike merge more. What comes out is a plain spec with one number per layer
-(`tome:r=0/3/9/…`), so shapes stay static: nothing is decided at inference, and a compiler or an exporter sees fixed
-sizes. Each layer is seen as it will be, with what the layers before have merged.
+Layers with more similar tokens merge more. The result is an ordinary spec with one number per layer
+(`tome:r=0/3/9/…`), so that shapes stay static for compilers and exporters. Each layer is calibrated on the tokens that
+the layers before leave after merging.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..options import Spec
 from ..sparse import merging
 from .tome import ToMe, ToMeOptions
 
-#: Images that are run at once.
+#: Images per batch.
 _BATCH = 16
 
 
@@ -36,12 +36,17 @@ def calibrate(
     window: int = 0,
     protect: float = 0.0,
 ) -> str:
-    """The `tome` spec that merges, in each layer of `backbone` from `start` on, as many tokens as are on average more alike
-    than `threshold` on unlabelled, preprocessed `images` [n, 3, H, W]; never more than `ceiling`, nor than half.
+    """The `tome` spec that merges, in each layer, the average number of pairs with a similarity above `threshold`.
 
-    `backbone` is a model of ours, converted or not; it is left as it is. `window` and `protect` are `tome`'s. With
-    `protect`, what is compared with the threshold is a pair's similarity less protect · log(attention of the class
-    token to the patch that would go), which can be far above 1.
+    Args:
+        backbone: A converted model, or one of ours; it is not modified.
+        images: Unlabelled, preprocessed images [n, 3, H, W].
+        threshold: Similarity above which a pair is counted. With `protect` the similarity is reduced by
+            protect · log(attention of the class token to the patch that would be merged), and can be far above 1.
+        start: First layer that merges.
+        ceiling: Largest number of tokens merged in a layer; at most half of them are.
+        window: `tome`'s option.
+        protect: `tome`'s option.
     """
     if not hasattr(backbone, "set_tokens"):
         raise UserError(
@@ -56,7 +61,7 @@ def calibrate(
     found = Spec("tome", ToMeOptions(r=(0,) * len(blocks), window=window, protect=protect))
     for layer, block in enumerate(blocks):
         if layer >= start:
-            # What a layer cannot merge by, it says here; then the reducer that would stand there counts first.
+            # `set_tokens` raises if the layer cannot merge; a counter then replaces its reducer.
             backbone.set_tokens(_with(found, layer, 1))
             block.reducer = counter = _Counter(0, 0, found.options, layer=layer, depth=len(blocks))
             counter.threshold = threshold
@@ -70,13 +75,13 @@ def calibrate(
 
 
 def _with(spec: Spec, layer: int, r: int) -> Spec:
-    """The spec with `r` tokens merged in a layer."""
+    """The spec with `r` tokens merged in layer `layer`."""
     given = spec.options.r  # type: ignore[attr-defined]
     return spec.replace(r=(*given[:layer], r, *given[layer + 1 :]))
 
 
 class _Counter(ToMe):
-    """Counts the pairs more alike than `threshold`, over all images it sees, and lets every token stay."""
+    """Counts the pairs with a similarity above `threshold` over all images, and keeps every token."""
 
     threshold = 0.0
     pairs = 0

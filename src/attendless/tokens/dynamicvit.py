@@ -1,10 +1,10 @@
-"""DynamicViT: a small learned predictor says which patches are worth keeping.
+"""DynamicViT: a small learned predictor selects the patches to keep.
 
     z = GELU(W LN(x)),  local half of its channels beside the mean of the other half over the patches still there
     log π = log softmax(MLP(z))                      two numbers for each patch: keep, drop
     evaluation  the ⌊ρˢ n⌋ patches with the largest log π(keep) stay, n the patches of the whole grid
-    training    each patch stays or goes by a draw (Gumbel, straight-through), times what was decided before; those that
-                go are masked as keys, so that every image keeps a number of its own, and their share is pulled to ρˢ
+    training    a straight-through Gumbel draw keeps or removes each patch that is still there; removed patches are
+                masked as keys, so that each image keeps its own number, and a loss pulls the kept share to ρˢ
 
 before the blocks `at`, the s-th of them with share ρˢ. Weights have the official names.
 """
@@ -23,15 +23,15 @@ from .interface import Reducer
 from .keeping import keep
 from .registry import register_reducer
 
-#: What a patch that went stands for while it is only masked: nearly nothing, and yet a gradient passes.
+#: The size of a masked patch: nearly zero, but large enough for a gradient.
 _GONE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class DynamicViTOptions(options.Options):
     keep: float = options.option(0.7, "share of the patches that stay each time", low=0, high=1)
-    at: tuple[int, ...] = options.option((3, 6, 9), "blocks before which patches go", low=0)
-    ratio: float = options.option(2.0, "weight of the loss that pulls the share kept to what it should be", low=0)
+    at: tuple[int, ...] = options.option((3, 6, 9), "blocks before which patches are removed", low=0)
+    ratio: float = options.option(2.0, "weight of the loss that pulls the kept share to its target", low=0)
 
 
 @register_reducer
@@ -56,7 +56,7 @@ class DynamicViT(Reducer):
 
     @property
     def share(self) -> float:
-        """The share of all patches left after this layer."""
+        """The share of all patches that remain after this layer."""
         return self.options.keep ** (1 + sorted(self.options.at).index(self.layer))
 
     def remaining(self, grid: Grid) -> int:

@@ -1,10 +1,10 @@
-"""EViT: the patches that the class token attends to most stay; the others go, or become one token.
+"""EViT: keep the patches with the most attention of the class token; drop the others, or fuse them into one token.
 
     score = class token's attention, averaged over heads (no class token: that of the mean query)
     ⌈keep · n⌉ of n patches stay, in their order; with `fuse`, Σ score · x of the others is one more token, the last
 
-in the layers `at`. From then on the fused token is a token like any other. A training may begin with keep=1 and come
-down to what is asked for along a cosine (`anneal`), as its authors' does.
+in the layers `at`. Later layers treat the fused token like any other. Training can start with keep=1 and decrease it
+to the given share along a cosine (`anneal`), as in the authors' code.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from .registry import register_reducer
 @dataclasses.dataclass(frozen=True)
 class EViTOptions(options.Options):
     keep: float = options.option(0.7, "share of the patches that stay each time", low=0, high=1)
-    at: tuple[int, ...] = options.option((3, 6, 9), "layers in which patches go", low=0)
-    fuse: bool = options.option(True, "put those that go together into one token")
+    at: tuple[int, ...] = options.option((3, 6, 9), "layers that remove patches", low=0)
+    fuse: bool = options.option(True, "fuse the removed patches into one token")
 
 
 @register_reducer

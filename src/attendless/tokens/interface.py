@@ -1,15 +1,15 @@
-"""The contract a token reducer keeps. Most stand in a block between attention and MLP:
+"""The interface of token reducers. Most work in a block between attention and MLP:
 
-    x + attention → reducer → MLP: from here on fewer tokens are computed with
+    x + attention → reducer → MLP: everything after the reducer computes with fewer tokens
 
-or, with `first`, before the attention. A reducer leaves prefix tokens alone, returns the tokens that remain and a
-context whose grid says, per image, which cell each came from (`cells`), how many tokens it stands for (`sizes`) and
-which token stands for each cell (`owners`), so that `Grid.restore` can put the result back on the whole grid. How many
-tokens remain follows from the grid alone: shapes are static, costs can be counted beforehand, and a compiler sees no
-surprise.
+or, with `first`, before the attention. A reducer leaves prefix tokens unchanged. It returns the remaining tokens and a
+context whose grid holds, per image, the cell of each token (`cells`), the number of patches it represents (`sizes`) and
+the token that represents each cell (`owners`), so that `Grid.restore` can put the result back on the whole grid. The
+number of remaining tokens depends on the grid alone: shapes are static, costs can be counted without running the model,
+and compilers see fixed sizes.
 
-One spec (`tome:r=8`) speaks for a whole model: the class says in which of its layers it stands, and the module in each
-of them knows its layer's number.
+One spec (`tome:r=8`) describes a whole model: the class chooses the layers in which it works, and the module in each of
+them knows the number of its layer.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class SearchSpace:
 
 
 class Reducer(nn.Module):
-    """`forward(x_BNC, context) -> (x_BnC, context)`, the context on the grid that is left.
+    """A token reducer: `forward(x_BNC, context) -> (x_BnC, context)`, the context with the reduced grid.
 
-    A mechanism states its `name` and `Options`, and writes `layers`, `remaining` and `forward`.
+    A mechanism is a subclass that sets `name` and `Options` and defines `layers`, `remaining` and `forward`.
     """
 
     name: ClassVar[str]
     Options: ClassVar[type[BaseOptions]] = BaseOptions
-    #: Context entries that the attention of the same block must leave, such as `class_attention`.
+    #: Context entries that the attention of the same block must provide, such as `class_attention`.
     reads: frozenset[str] = frozenset()
-    #: Whether it stands before the block's attention rather than between attention and MLP.
+    #: Whether the reducer works before the block's attention rather than between attention and MLP.
     first: bool = False
-    #: Whether tokens go without any other taking over what they stood for.
+    #: Whether cells may lose their token, so that no other token represents them.
     drops: bool = False
-    #: Specs worth trying: tests run each of them, and `attendless list` shows them.
+    #: Specs worth trying: the interface tests run each of them, and `attendless list` prints them.
     examples: ClassVar[tuple[str, ...]] = ()
     #: How `tune` varies the reducer; None: `tune` takes the reducer as given, for the reason in `not_searched`.
     search_space: ClassVar[SearchSpace | None] = None
@@ -61,7 +61,15 @@ class Reducer(nn.Module):
     def __init__(
         self, dim: int, head_dim: int, options: BaseOptions | None = None, *, layer: int = 0, depth: int = 1
     ) -> None:
-        """`dim` is the model's width, `head_dim` that of a head's keys; this is layer number `layer` of `depth`."""
+        """Create the reducer of one layer.
+
+        Args:
+            dim: Model width.
+            head_dim: Width of a head's keys.
+            options: The mechanism's options; its defaults if None.
+            layer: Number of the layer, from 0.
+            depth: Number of layers of the model.
+        """
         super().__init__()
         self.dim, self.head_dim, self.layer, self.depth = dim, head_dim, layer, depth
         self.options: Any = options if options is not None else self.Options()
@@ -69,39 +77,40 @@ class Reducer(nn.Module):
         if unknown := self.reads - ENTRIES.keys():
             raise UserError(f"reducer {self.name} reads {', '.join(unknown)}: there are only {', '.join(ENTRIES)}")
 
-    # What a mechanism writes -------------------------------------------------------------------------------------
+    # What a mechanism defines ----------------------------------------------------------------------------------------
 
     def setup(self) -> None:
-        """Make weights of the mechanism's own, and settle what it reads by its options."""
+        """Create the mechanism's own weights, and set `reads`, `first` and `drops` by its options."""
 
     @classmethod
     def layers(cls, options: Any, depth: int) -> list[int]:
-        """The layers of a model of `depth` in which it stands."""
+        """The layers of a model of `depth` layers in which the reducer works."""
         return list(range(depth))
 
     def remaining(self, grid: Grid) -> int:
-        """How many patches of `grid` are left."""
+        """The number of patches of `grid` that remain."""
         raise NotImplementedError(f"{type(self).__name__} does not define remaining")
 
     def macs(self, grid: Grid) -> Macs:
-        """What choosing or merging costs for one image on `grid`."""
+        """Multiply-accumulates of the selection or merging for one image on `grid`."""
         return Macs()
 
     def anneal(self, progress: float) -> None:
-        """Take away less while a training has only begun: `progress` runs from 0, nothing goes, to 1, all that the
-        options say. In evaluation it is always as they say. Most do nothing of the kind."""
+        """Remove fewer tokens early in training: `progress` runs from 0 (no token is removed) to 1 (as the options
+        say). Evaluation always follows the options. The default ignores it."""
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
-    # What every mechanism gets -----------------------------------------------------------------------------------
+    # What every mechanism inherits -----------------------------------------------------------------------------------
 
     @property
     def spec(self) -> Spec:
+        """The mechanism's name and options."""
         return Spec(self.name, self.options)
 
     def reduced(self, grid: Grid) -> Grid:
-        """The grid that is left of `grid`, for counting."""
+        """The reduced grid, for counting costs."""
         left = self.remaining(grid)
         if left == grid.area:
             return grid.whole()

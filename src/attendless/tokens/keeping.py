@@ -1,4 +1,4 @@
-"""Keeping the patches with the highest scores: what reducers that choose, rather than merge, have in common.
+"""Keep the patches with the highest scores: the part that reducers which select rather than merge share.
 
 Shapes: B batch · N tokens, prefix first · n patches · C width.
 """
@@ -16,22 +16,22 @@ from ..sparse.merging import reowned
 
 def keep(x: Tensor, grid: Grid, score: Tensor, staying: int, *, fuse: bool = False) -> tuple[Tensor, Grid]:
     """The prefix tokens of x [B, N, C] and, in their order, the `staying` patches with the highest score [B, n]; and
-    where they stand. With `fuse`, Σ score · x of the others is one more token, the last."""
+    the reduced grid. With `fuse`, Σ score · x of the other patches becomes one more token, the last."""
     prefix, patches = x[:, : grid.prefix], x[:, grid.prefix :]
     order = score.argsort(dim=1, descending=True, stable=True)
     kept, gone = order[:, :staying].sort(dim=1).values, order[:, staying:]
-    cells, tokens, fate = grid.places(x), [prefix, _take(patches, kept)], -1
-    standing = [cells.gather(1, kept)]
+    cells, tokens, fused_to = grid.places(x), [prefix, _take(patches, kept)], -1
+    places = [cells.gather(1, kept)]
     if fuse:
         weight = score.gather(1, gone)[..., None]
         tokens.append((_take(patches, gone) * weight).sum(1, keepdim=True))
-        # It stands where the most attended of them stood: somewhere it must, for attentions that ask where.
-        standing.append(cells.gather(1, gone[:, :1]))
-        fate = staying
+        # The fused token gets the cell of its patch with the highest score, for attentions that need a position.
+        places.append(cells.gather(1, gone[:, :1]))
+        fused_to = staying
     numbers = torch.arange(staying, device=x.device).expand_as(kept)
-    index = kept.new_full(score.shape, fate).scatter(1, kept, numbers)
+    index = kept.new_full(score.shape, fused_to).scatter(1, kept, numbers)
     owners = reowned(index, cells, grid.owners, grid.area)
-    left = dataclasses.replace(grid, cells=torch.cat(standing, dim=1), sizes=None, owners=owners)
+    left = dataclasses.replace(grid, cells=torch.cat(places, dim=1), sizes=None, owners=owners)
     return torch.cat(tokens, dim=1), left
 
 

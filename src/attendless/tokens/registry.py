@@ -1,4 +1,4 @@
-"""Token reducers by name. Every module of this package registers its own; so can a user's file."""
+"""Token reducers by name. Every module of this package registers its own; a plug-in file can register more."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..options import Spec
 from ..plugins import enter
 from .interface import Reducer
 
-#: What is written for "no token reduction".
+#: The spec of no token reduction.
 NONE = "none"
 _REDUCERS: dict[str, type[Reducer]] = {}
 R = TypeVar("R", bound=type[Reducer])
 
 
 def register_reducer(cls: R) -> R:
-    """Class decorator: make a reducer known under its `name`."""
+    """Class decorator: register a token reducer under its `name`."""
     name = cls.__dict__.get("name")
     if not isinstance(name, str) or not name.isidentifier() or name == NONE:
         raise UserError(f"{cls.__name__} needs a class attribute `name`: a word other than {NONE!r}, got {name!r}")
@@ -36,7 +36,7 @@ def reducers() -> dict[str, type[Reducer]]:
 
 
 def parse_tokens(text: str | Spec) -> Spec | None:
-    """`tome:r=8` into its name and typed options, `none` (or nothing) into None; errors name what exists."""
+    """Parse `tome:r=8` into its name and typed options, `none` or an empty text into None; errors list what exists."""
     if isinstance(text, Spec):
         return text
     if text.strip() in ("", NONE):
@@ -45,7 +45,7 @@ def parse_tokens(text: str | Spec) -> Spec | None:
 
 
 def create_reducers(spec: Spec, dim: int, head_dim: int, depth: int) -> dict[int, Reducer]:
-    """The reducers that stand in the layers of a model of `depth`, by layer."""
+    """The reducers of a model of `depth` layers, by layer."""
     cls = _REDUCERS[spec.name]
     where = cls.layers(spec.options, depth)
     if wrong := [layer for layer in where if not 0 <= layer < depth]:

@@ -1,15 +1,15 @@
-"""ToMe: tokens that are alike become one, and count for as many as they stand for. It needs no training.
+"""ToMe: similar tokens are merged, and a merged token is weighted by its number of patches. Requires no training.
 
     in each layer, after attention: the r pairs of patches with the most similar keys merge (`sparse.merging`)
     softmax(q kᵀ / √D + log s): a merged key weighs as much as the s tokens it stands for
 
-`keep` says what share of the patches is left in the end, whatever the image size: the same share goes in every layer.
-`r` says instead how many tokens go in each layer: one number for all, two for a straight line from the first to the
-last, or one per layer. `start` leaves the layers before alone; `until` puts every token back in its place before that
-layer, as a copy of what it had become part of, for dense heads that want the last layers at full resolution. `window`
-lets a token merge only within its own window of the grid, which costs in proportion to the tokens. `protect` spares
-what the class token looks at: it lowers a pair's similarity by so many times the log of its attention to the patch that
-would go.
+`keep` is the share of the patches left after the last layer, at every image size: every layer merges the same share.
+`r` gives instead the number of tokens merged in each layer: one number for all layers, two for a linear schedule from
+the first to the last, or one per layer. `start` is the first layer that merges; `until` restores every token before
+that layer, as a copy of its merged token, for dense heads that require the last layers at full resolution. `window`
+merges only within windows of the grid, so that the search is linear in the number of tokens; frames of a video are
+stacked into one tall grid. `protect` spares patches with much attention of the class token: it subtracts
+protect · log(attention) of the patch that would be merged from the similarity of a pair.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class ToMeOptions(options.Options):
     )
     r: tuple[int, ...] = options.option((), "tokens merged in each layer: N, FIRST/LAST, or one per layer", low=0)
     start: int = options.option(0, "first layer that merges", low=0)
-    until: int = options.option(0, "layer before which all are put back on the grid; 0: none", low=0)
-    window: int = options.option(0, "merge only within windows of so many patches a side; 0: anywhere", low=0)
-    protect: float = options.option(0.0, "how much the class token's attention keeps a patch from being merged", low=0)
+    until: int = options.option(0, "layer before which all tokens are restored to the grid; 0: none", low=0)
+    window: int = options.option(0, "merge only within windows of this many patches a side; 0: anywhere", low=0)
+    protect: float = options.option(0.0, "weight of the class token's attention against merging a patch", low=0)
 
 
 @register_reducer
@@ -65,7 +65,7 @@ class ToMe(Reducer):
         return grid.area if self.returns else grid.patches - self.merging(grid.patches)
 
     def merging(self, patches: int) -> int:
-        """How many of so many patches go in this layer: half of them at most, since each needs a partner."""
+        """The number of patches merged away in this layer: at most half of them, since each needs a partner."""
         given = self.options
         if given.r:
             return min(merged(given, self.layer, self.depth), patches // 2)
@@ -104,7 +104,7 @@ def span(given: ToMeOptions, depth: int) -> range:
 
 
 def merged(given: ToMeOptions, layer: int, depth: int) -> int:
-    """How many tokens `r` lets go in a layer, however many there are."""
+    """The number of tokens that `r` merges in a layer, before the limit of half of the patches."""
     layers = span(given, depth)
     if layer not in layers or not given.r:
         return 0
