@@ -1,9 +1,9 @@
-"""What weights and averages over the tokens of a whole grid become once tokens were dropped or merged.
+"""Weights and averages over the tokens of a whole grid, adapted to a grid whose tokens were dropped or merged.
 
-    column of a token left = mean of the columns of the cells it stands for × the tokens it counts for
+    column of a remaining token = mean of the columns of the cells it represents × its size
 
-A merged token counts for all that it stands for, so that its column is their sum: where they were alike, W k and A W
-are what they were. Every image has tokens of its own then, and so every image has rows of its own.
+The column of a merged token is the sum of the columns of its tokens, so that W k and A W are unchanged if these tokens
+are equal. Every image has its own tokens then, and therefore its own rows.
 
 Shapes: B batch · N tokens of the whole grid, n of them left, prefix first · R rows.
 """
@@ -20,13 +20,13 @@ from .values import Grid
 
 
 def budget(keep: float, grid: Grid) -> int:
-    """⌈keep · tokens of the whole grid⌉ keys, at least 1 and at most those left; a product that is whole but for
-    rounding is not rounded up."""
+    """⌈keep · tokens of the whole grid⌉ keys, at least 1 and at most those left; the small subtrahend keeps rounding
+    errors of a whole product from being rounded up."""
     return min(grid.tokens, max(1, math.ceil(keep * grid.whole().tokens - 1e-9)))
 
 
 def on_tokens(rows: Tensor, grid: Grid) -> Tensor:
-    """Rows [R, N] over the tokens of the whole grid → over those left, [B, 1, R, n]; as they are if none has left."""
+    """Rows [R, N] over the tokens of the whole grid → over the remaining ones [B, 1, R, n]; unchanged if all remain."""
     if grid.cells is None:
         return rows
     images, P = grid.cells.shape[0], grid.prefix
@@ -37,7 +37,7 @@ def on_tokens(rows: Tensor, grid: Grid) -> Tensor:
 
 
 def averaging(rows: Tensor, grid: Grid) -> Tensor:
-    """As `on_tokens`, for rows that average: where tokens have gone, the others make up for their part."""
+    """Like `on_tokens` for rows that average: the remaining tokens are rescaled for those that were dropped."""
     if grid.cells is None:
         return rows
     left = on_tokens(rows.abs(), grid).sum(-1, keepdim=True)
@@ -46,7 +46,7 @@ def averaging(rows: Tensor, grid: Grid) -> Tensor:
 
 
 def rest(grid: Grid, rank: int, like: Tensor) -> basis.Rest:
-    """`rank` averages over cells of the grid, for keys that were not chosen, with the type and device of a tensor."""
+    """`rank` averages over cells of the grid for keys that were not chosen, with type and device of `like`."""
     found = basis.rest(grid.height, grid.width, grid.prefix, rank, like)
     if grid.cells is None:
         return found

@@ -1,11 +1,11 @@
-"""Axial attention: each patch looks along its row and its column.
+"""Axial attention: each patch attends to its row and its column.
 
     out_i = softmax(q_i K_S(i)ᵀ / √D) V_S(i)        S(i) = row(i) ∪ column(i) ∪ prefix
 
-One softmax over both, in which the patch itself counts once. Two layers reach every patch from every other. Prefix
-tokens are global: they look at all tokens, and every patch looks at them.
+There is one softmax over both, in which the patch itself counts once. Two layers connect all patches. Prefix tokens are
+global: they attend to all tokens, and every patch attends to them.
 
-Executed by reshaping: the scores of a row and of a column are small products of their own, laid side by side for the
+The computation reshapes the grid: the scores of rows and of columns are separate small products, concatenated for the
 softmax. Cost grows with N·(height + width) instead of N².
 
 Shapes: B batch · H heads · N tokens · D head width · h, w height and width of the grid · P prefix tokens.
@@ -26,7 +26,7 @@ from .interface import Attention
 from .registry import register
 from .values import Context, Grid
 
-#: Scores laid out at a time on a CPU: a megabyte.
+#: Number of scores computed at a time on a CPU: one megabyte.
 _SCORES = 2**18
 
 
@@ -47,7 +47,7 @@ def _axial(
 
     along_row = q_hw @ k_hw.mT
     along_column = q_hw.transpose(2, 3) @ k_hw.transpose(2, 3).mT
-    # A patch stands in its row and in its column; it counts in its row.
+    # A patch lies in its row and in its column; it counts in its row.
     itself = torch.eye(height, dtype=torch.bool, device=q.device)
     along_column = along_column.masked_fill(itself, -torch.inf).transpose(2, 3)
     scores = torch.cat([along_row, along_column, q_hw @ k_P.mT], dim=-1)
@@ -66,7 +66,7 @@ class Axial(Attention):
     name = "axial"
     provides = frozenset({"class_attention", "keys"})
     examples = ("axial",)
-    executes_more = "the product along a column meets the patch itself a second time, and masks it"
+    executes_more = "the product along a column contains the patch itself a second time, and masks it"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid = context.grid

@@ -1,4 +1,4 @@
-"""BigBird: each query sees a window of neighbours, a few random places, and a few places that everyone sees.
+"""BigBird: each query attends to a window of neighbours, a few random blocks, and a few global blocks.
 
     out_i = softmax(q_i K_S(i)ᵀ / √D) V_S(i)        S(i) = window(i) ∪ random(i) ∪ global ∪ prefix
 
@@ -9,16 +9,17 @@ Eq. 1), which takes it to images. Tokens are grouped in blocks, and S is made of
     form=1d   the papers' form: blocks of 10 tokens in a row, prefix counted in, a window of 3 blocks, 3 random ones by
               BigBird's plan, the first and the last block global. 530 tokens: 51,200 of 280,900 pairs.
 
-The plan (`bigbird_plan`) is that of BigBird's code, which needs at least 2·random + 6 blocks; with fewer its users fall
-back on full attention. Here such short sequences are served too: a block that finds too few places where the plan lets
-it draw makes up for them elsewhere, so that it sees fewer than `random` blocks only where no others are left.
+The plan (`bigbird_plan`) is that of BigBird's code, which requires at least 2·random + 6 blocks; shorter sequences fall
+back to full attention there. Here short sequences are served too: a block that the plan offers too few candidates draws
+from all other blocks, so that it gets fewer than `random` blocks only if no others are left.
 
-In both, `window=0`, `random=0` or `globals=0` switches that part off; prefix tokens see and are seen by all. Each head
-draws its own random blocks, among those that window and global leave out. They follow from a seed that is kept in the
-state dict. A layer draws its seed when it is made, unless the option `seed` gives one.
+In both forms `window=0`, `random=0` or `globals=0` switches that part off; prefix tokens attend to all tokens, and all
+tokens to them. Each head draws its own random blocks among those outside the window and the global blocks. They follow
+from a seed that is stored in the state dict. A layer draws its seed when it is created, unless the option `seed` is
+set.
 
-BBViT's released code switches no keys. It switches which blocks of *queries* answer at all, each with the whole
-pattern, and the others output zeros: `form=1d,gate=W` and so on. By that code, its table's R, W and G mean this.
+BBViT's released code does not switch keys. It switches which blocks of *queries* compute an output, each with the whole
+pattern; the other blocks output zeros: `form=1d,gate=W` and so on. R, W and G in its table have this meaning.
 """
 
 from __future__ import annotations
@@ -56,15 +57,15 @@ from .values import Context, Grid
 
 @dataclasses.dataclass(frozen=True)
 class BigBirdOptions(Options):
-    window: int = option(1, "blocks seen on each side of a block; 0: no window", low=0)
-    random: int = option(3, "random blocks seen by each block; 0: none", low=0)
-    globals: int = option(2, "blocks that see all and are seen by all, far apart; 0: the prefix alone", low=0)
+    window: int = option(1, "blocks on each side of a block that belong to its window; 0: no window", low=0)
+    random: int = option(3, "random key blocks of each block; 0: none", low=0)
+    globals: int = option(2, "global blocks, spread over the grid; 0: only the prefix is global", low=0)
     block: int | None = option(None, "patches along a side of a block (2d: 4), or tokens in a block (1d: 10)", low=1)
     form: Literal["2d", "1d"] = option("2d", "blocks of the grid, or of the sequence as in the papers")
     gate: Literal["RWG", "RW", "RG", "WG", "R", "W", "G"] = option(
-        "RWG", "1d: which query blocks answer, R the first, W the middle ones, G the last; the others give zeros"
+        "RWG", "1d: query blocks with an output, R the first, W the middle ones, G the last; the others output zeros"
     )
-    seed: int | None = option(None, "fixes the random blocks; none: each layer draws a seed", low=0, high=2**32 - 1)
+    seed: int | None = option(None, "seed of the random blocks; none: each layer draws a seed", low=0, high=2**32 - 1)
 
     def __post_init__(self) -> None:
         if not (self.window or self.random or self.globals):
@@ -78,7 +79,7 @@ class BigBirdOptions(Options):
 
 @lru_cache(maxsize=256)
 def bigbird_pattern(height: int, width: int, prefix: int, options: BigBirdOptions, heads: int, seed: int) -> Pattern:
-    """The keys each query sees."""
+    """The keys that each query attends to."""
     tokens = prefix + height * width
     if options.form == "1d":
         blocks = sequence_blocks(tokens, prefix, options.block or 10)
@@ -96,15 +97,15 @@ def bigbird_pattern(height: int, width: int, prefix: int, options: BigBirdOption
     return _gate(pattern | prefix_pattern(blocks), options.gate)
 
 
-#: The lengths, in tokens, for which BigBird's code keeps the plan its paper trained with. (2,048 is not among them.)
+#: Sequence lengths for which BigBird's code uses the plan of its paper's training. (2,048 is not among them.)
 TRAINED = (1024, 3072, 4096)
 
 
 def bigbird_plan(tokens: int, block: int, count: int) -> list[tuple[int, int, int]]:
-    """BigBird's plan of where random blocks come from: (first, stop, how many) of each stretch of key blocks.
+    """BigBird's plan for random blocks: (first, stop, count) of each range of key blocks to draw from.
 
-    A long sequence draws them all from its first 2·count + 5 blocks. At the lengths its paper trained with, from the
-    first 1,024 tokens, or from anywhere if those are no more than two blocks.
+    A long sequence draws all of them from its first 2·count + 5 blocks. At the lengths in `TRAINED`, from the first
+    1,024 tokens, or from all blocks if these are no more than two blocks.
     """
     blocks = -(-tokens // block)
     if tokens in TRAINED:
@@ -117,10 +118,10 @@ def bigbird_plan(tokens: int, block: int, count: int) -> list[tuple[int, int, in
 
 
 def bigbird_allows(blocks: int, first: int, stop: int, edge: bool) -> np.ndarray:
-    """Which key blocks of a stretch each query block may draw, bool [blocks, blocks].
+    """The key blocks of a range that each query block may draw, bool [blocks, blocks].
 
-    BigBird takes the end of every stretch for the end of the sequence: its last block counts as global (if there is an
-    `edge` block at all), and its second and second-last block may not draw each other.
+    BigBird treats the end of every range as the end of the sequence: its last block counts as global (if there is an
+    `edge` block), and its second and second-last blocks may not draw each other.
     """
     query, key = np.ogrid[:blocks, :blocks]
     allowed = (key >= first) & (key < stop - edge)
@@ -128,13 +129,13 @@ def bigbird_allows(blocks: int, first: int, stop: int, edge: bool) -> np.ndarray
 
 
 def _random_by_plan(blocks: Blocks, free: np.ndarray, options: BigBirdOptions, heads: int, seed: int) -> Pattern:
-    """The random blocks each block draws by BigBird's plan among those that are `free`, bool [G - 1, G - 1]."""
+    """The random blocks of each block by BigBird's plan, among those that are `free`, bool [G - 1, G - 1]."""
     count, edge, length = options.random, options.globals > 1, len(free)
     stretches = bigbird_plan(blocks.tokens, options.block or 10, count)
     drawn = no_pattern(blocks)
     for number, (first, stop, some) in enumerate(stretches):
         if blocks.tokens in TRAINED:
-            # The older plan takes a stretch as it is, with its end.
+            # The older plan uses a range with its end.
             allowed = free & (np.arange(length) < stop)
         else:
             allowed = free & bigbird_allows(length, first, stop, edge)
@@ -144,7 +145,7 @@ def _random_by_plan(blocks: Blocks, free: np.ndarray, options: BigBirdOptions, h
 
 
 def _fill_up(drawn: Pattern, allowed: np.ndarray, count: int, seed: int) -> Pattern:
-    """More blocks for each that drew fewer than `count`, from those it is `allowed`, bool [G - 1, G - 1]."""
+    """Further blocks for each block that drew fewer than `count`, from those `allowed`, bool [G - 1, G - 1]."""
     have = drawn.sees[:, 1:, 1:]
     left = allowed & ~have
     missing = np.minimum(count - have.sum(axis=2), left.sum(axis=2))
@@ -157,7 +158,7 @@ def _fill_up(drawn: Pattern, allowed: np.ndarray, count: int, seed: int) -> Patt
 
 
 def _gate(pattern: Pattern, answer: str) -> Pattern:
-    """Let only some blocks of queries answer: R the first (the prefix with it), W those between, G the last."""
+    """Only some blocks of queries have an output: R the first (with the prefix), W those between, G the last."""
     number = np.arange(len(pattern.blocks))
     first, last = number <= 1, number == number[-1]
     silent = np.zeros(len(number), dtype=bool)
@@ -167,7 +168,7 @@ def _gate(pattern: Pattern, answer: str) -> Pattern:
     return Pattern(pattern.blocks, pattern.sees & ~silent[:, None])
 
 
-# A compiler takes the plan for a constant of the graph, so its arguments are plain numbers and the frozen options.
+# Compilers treat the plan as a constant of the graph, so its arguments are plain numbers and the frozen options.
 @torch.compiler.assume_constant_result
 def _fresh_plan(height: int, width: int, prefix: int, options: BigBirdOptions, heads: int, seed: int) -> Plan:
     return fresh_plan(bigbird_pattern(height, width, prefix, options, heads, seed), heads)
@@ -200,12 +201,12 @@ class BigBird(Attention):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        # Read once, here: a compiled graph cannot ask a tensor for a number.
+        # Read here once: a compiled graph cannot read a number from a tensor.
         if not self.seed.is_meta:
             self._seed = int(self.seed)
 
     def pattern(self, grid: Grid) -> Pattern:
-        """The keys each query of this layer sees on `grid`."""
+        """The keys that each query of this layer attends to on `grid`."""
         return bigbird_pattern(grid.height, grid.width, grid.prefix, self.options, self.num_heads, self._seed)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:

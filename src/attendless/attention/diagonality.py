@@ -1,11 +1,11 @@
-"""LaViT's diagonality-preserving loss: a transformed map should stay one in which tokens attend to themselves.
+"""LaViT's diagonality-preserving loss: in a transformed map tokens should still attend to themselves.
 
     printed    Σ_ij |A_ij - A_ji|  +  Σ_i ((N - 1) A_ii - Σ_{j≠i} A_ij)
 
-Minimised as printed, it makes the diagonal small, against what its authors say it is for; `corrected` turns the sign of
-the second sum. On scores either is unbounded below, so there the corrected one is hinged: once a token's own score is 1
-above its mean of the others it costs nothing. On weights after the softmax all is bounded. Summed over N² pairs the
-loss would dwarf every other, so it is their mean.
+Minimising the printed loss makes the diagonal small, contrary to its stated purpose; `corrected` changes the sign of
+the second sum. On scores both forms are unbounded below, so there the corrected one is hinged: a token whose own score
+is 1 above the mean of the others costs nothing. On weights after the softmax the loss is bounded. The loss is the mean
+over the N² pairs, because their sum would dominate all other losses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def diagonality(scores: Tensor, sign: Sign = "corrected", on: On = "softmax") ->
     pairs = max(1, N * (N - 1))
     symmetry = (a - a.mT).abs().sum((-2, -1)) / pairs
     own = a.diagonal(dim1=-2, dim2=-1)
-    above = own - (a.sum(-1) - own) / max(1, N - 1)  # how far each token's own stands above the mean of the others
+    above = own - (a.sum(-1) - own) / max(1, N - 1)  # each token's own score minus the mean of the others
     if sign == "poster":
         return (symmetry + above.mean(-1)).mean()
     below = -above if on == "softmax" else (1 - above).clamp(min=0)

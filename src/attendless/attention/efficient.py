@@ -1,12 +1,12 @@
-"""Efficient attention (Shen et al.): sum up the tokens by channel first, then let every token pick from the sums.
+"""Efficient attention (Shen et al.): sum the tokens by channel first, then weight the sums for every token.
 
     out = softmax_D(q) (softmax_N(k)ᵀ v)        over the channels of a query; over the tokens of a channel
 
-Each channel of k is a weighting of all tokens, and kᵀ v the D summaries they give; a query is a mixture of summaries.
-No N × N matrix is made: cost is linear in N. Published and compared in the same form, per head and without a scale (the
-fair comparison's 4.480 G at patch 4). There are no token-to-token weights to drop, so attention dropout does nothing.
+Each channel of k weights all tokens, and kᵀ v holds the D resulting summaries; a query weights the summaries. No N × N
+matrix is computed: cost is linear in N. The publication and the fair comparison have the same form, per head and
+without a scale (4.480 G at patch 4). There are no token-to-token weights, so attention dropout has no effect.
 
-Prefix tokens are tokens like the others. A token that stands for s tokens counts s times.
+Prefix tokens are treated like patches. A token that represents s tokens counts s times.
 Shapes: B batch · H heads · N tokens · D head width.
 """
 

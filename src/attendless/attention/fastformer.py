@@ -7,10 +7,10 @@
 
 Per head, but for W. Cost is linear in the tokens. `plain` sums the keys themselves, h = Σ β_n k_n, as the code of the
 fair comparison does: its numbers for "AA" (4.394 G at patch 4) belong to `fastformer:plain`, and cost the same. The
-paper's experiments let v share q's weights; here, as in the comparison, it has its own. There are no token-to-token
-weights to drop, so attention dropout does nothing.
+paper's experiments share the weights of q and v; here, as in the comparison, v has its own. There are no token-to-token
+weights, so attention dropout has no effect.
 
-Prefix tokens are tokens like the others. A token that stands for s tokens counts s times.
+Prefix tokens are treated like patches. A token that represents s tokens counts s times.
 Shapes: B batch · H heads · N tokens · D head width.
 """
 
@@ -49,7 +49,9 @@ def global_key(
 
 @dataclasses.dataclass(frozen=True)
 class FastformerOptions(options.Options):
-    plain: bool = options.option(False, "the global key sums keys, not keys times the global query, as was compared")
+    plain: bool = options.option(
+        False, "the global key sums keys, not keys times the global query, as in the fair comparison"
+    )
 
 
 @register
@@ -80,8 +82,8 @@ class Fastformer(Attention):
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """The weight β of each token in the global key, [B, H, queries, N].
 
-        No token looks at another here, so there is no map of tokens over tokens: what reaches a token from the others
-        is the global key alone, the same for all of them, and so is every row shown.
+        Tokens do not attend to each other here, so there is no map of tokens over tokens: only the global key, which
+        is the same for all tokens, passes information between them. Every row is therefore the same.
         """
         q, k, _ = self.project(x)
         rows = 1 if isinstance(query, int) else len(range(*query.indices(x.shape[1])))

@@ -1,11 +1,12 @@
-"""Foveal attention: sharp where a tile of queries looks, blurred elsewhere. It goes into a pretrained model untrained.
+"""Foveal attention: exact keys where a tile of queries attends most, means elsewhere. Requires no training.
 
     out_i = softmax over { tokens of the cells chosen for i's tile, prefix tokens, every other cell as one mean key }
           + mass on blurred cells · scale · q_i H        H: how values vary with keys inside cells, on average
 
 The definition, with its two halves `select` and `attend`, is in `attendless.sparse.foveal`; there are no weights beyond
-those of full attention. `keep` is the share of cells a tile looks at closely; at 1 this is full attention. Frames of a
-video lie on one canvas (`sparse.canvas`), on which cells and tiles of 4 or more are boxes in space and time.
+those of full attention. `keep` is the share of cells whose tokens a tile attends to exactly; at 1 this is full
+attention. Frames of a video lie on one canvas (`sparse.canvas`), on which cells and tiles of side 4 or more are boxes
+in space and time.
 """
 
 from __future__ import annotations
@@ -28,21 +29,25 @@ from .values import Context, Grid
 
 @dataclasses.dataclass(frozen=True)
 class Options(options.Options):
-    keep: float = options.option(0.25, "share of the key cells each tile of queries looks at closely", low=0, high=1)
+    keep: float = options.option(
+        0.25, "share of the key cells that each tile of queries attends to exactly", low=0, high=1
+    )
     cell: int | Literal["auto"] = options.option("auto", "side of a square cell of keys, in patches", low=1)
-    tile: int | Literal["auto"] = options.option("auto", "side of a square tile of queries that choose together", low=1)
+    tile: int | Literal["auto"] = options.option(
+        "auto", "side of a square tile of queries that share their choice of cells", low=1
+    )
     coarse: int | Literal["auto"] = options.option(
-        "auto", "side of the larger cells far from any choice; 0 for none", low=0
+        "auto", "side of the larger cells far from every chosen cell; 0 for none", low=0
     )
     order: int = options.option(
         1,
-        "1: a blurred cell also tells, to first order, how its values vary with its keys; 0: its means alone",
+        "1: add a first-order correction for how values vary with keys inside blurred cells; 0: means alone",
         low=0,
         high=1,
     )
 
 
-#: Keys that turn further from patch to patch get no coarse cells from `auto`: those would average turns away.
+#: Above this rotation of keys from patch to patch, `coarse=auto` uses no coarse cells: their means would cancel out.
 MOST_TURN = 0.5
 
 
@@ -56,11 +61,11 @@ class Foveal(Attention):
     executes_more = "plain PyTorch masks dense products"
 
     def layout(self, grid: Grid) -> definition.Layout:
-        dispatch.refuse_tracing(self.name)  # where the sides of a grid are no numbers
+        dispatch.refuse_tracing(self.name)  # the sides of a grid are symbols there
         options, (height, width) = self.options, canvas.sides(grid.depth, grid.height, grid.width)
         if self.turn > MOST_TURN and options.coarse == "auto":
             options = dataclasses.replace(options, coarse=0)
-        if torch.compiler.is_compiling():  # which does not trace what was kept
+        if torch.compiler.is_compiling():  # Dynamo does not trace cached functions
             return definition.layout(height, width, grid.prefix, **dataclasses.asdict(options))
         return _layout(height, width, grid.prefix, options)
 
@@ -73,7 +78,7 @@ class Foveal(Attention):
         return out, context
 
     def sees(self, x: Tensor, context: Context, query: int) -> Tensor:
-        """The tokens of the cells its tile chose; the rest is blurred."""
+        """The tokens of the cells that the query's tile chose; all others are averaged."""
         grid, layout = context.grid, self.layout(context.grid)
         if query < grid.prefix:
             return super().sees(x, context, query)
@@ -89,7 +94,7 @@ class Foveal(Attention):
         return definition.macs(self.layout(grid), self.attn_dim, self.head_dim, patches=grid.patches)
 
     def refuses(self, grid: Grid) -> str | None:
-        self.layout(grid)  # sizes that do not fit each other are an error whatever the grid
+        self.layout(grid)  # raises if the sizes do not fit each other
         return "it does not take reduced sets of several frames" if grid.reduced and grid.depth > 1 else None
 
     def case(self, grid: Grid, batch: int = 1) -> Case:

@@ -1,8 +1,8 @@
-"""Full attention: every token looks at every token.
+"""Full attention: every token attends to every token.
 
     out = softmax(q kᵀ / √D + log s) v
 
-s counts the tokens a key stands for: 1, unless tokens were merged.
+s is the number of tokens that a key represents: 1 unless tokens were merged.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Full(Attention):
         if "scores" not in context.wants and context.residual is None:
             attend = operations.remaining if context.grid.reduced else full
             return attend(q, k, v, scale=self.scale, key_bias=bias, dropout=self.dropout), context
-        # The scores are wanted, so they are there: the fused kernel would compute them a second time.
+        # The scores are needed explicitly; the fused kernel would compute them a second time.
         scores = self.scale * q @ k.transpose(-2, -1)
         scores = scores if context.residual is None else scores + context.residual
         weights = torch.softmax(scores if bias is None else scores + bias[:, None, None], dim=-1)
         return torch.dropout(weights, self.dropout, self.training) @ v, context.replace(scores=scores)
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
-        """softmax(q kᵀ / √D + residual + log s), at once."""
+        """softmax(q kᵀ / √D + residual + log s), computed directly."""
         q, k, _ = self.project(x)
         rows, bias = slice(query, query + 1) if isinstance(query, int) else query, context.grid.key_bias(q.dtype)
         score = self.scale * q[:, :, rows] @ k.transpose(-2, -1)

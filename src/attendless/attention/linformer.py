@@ -1,4 +1,4 @@
-"""Linformer: learned averages of the tokens stand in for the tokens as keys and values.
+"""Linformer: keys and values are learned averages of the tokens.
 
     out = softmax(q (E k)ᵀ / √D) (F v)        E, F [M, N], shared by all heads
 
@@ -6,13 +6,13 @@ Cost is linear in the tokens, for a fixed number M of averages (`keys`). With `r
 made for, and the cost is a fraction of full attention's. The fair comparison's numbers (30.91 M parameters, 5.496 G at
 patch 4) belong to `linformer:ratio=8,shared,bias`: one projection for keys and values, with a bias per average.
 
-E and F belong to a token grid. On another one they are resampled: each row as an image on the 2-D grid, prefix columns
-kept apart, and each row keeps its sum, because it averages. `forward` does so on the fly; `resize` once, for good,
-which keeps M and says so in the spec (`keys=M`).
+E and F belong to a token grid. On another grid they are resampled: each row as an image on the 2-D grid without the
+prefix columns, with its sum unchanged, because the row is an average. `forward` resamples on the fly; `resize`
+replaces the weights, keeps M and writes it into the spec (`keys=M`).
 
-Into a pretrained model E and F come drawn evenly from ±1/√N, which keeps an average of N tokens about as large as a
-token. In a model built to be trained from scratch they start as all linear layers do in the authors' own models (of
-language) and in the fair comparison: normal with deviation 0.02, biases zero.
+In a pretrained model E and F start uniform in ±1/√N, so that an average of N tokens is about as large as a token. In a
+model built to be trained from scratch they start as all linear layers in the authors' own (language) models and in the
+fair comparison: normal with standard deviation 0.02, biases zero.
 
 Shapes: B batch · H heads · N tokens · M averages · D head width · S = 1 if E = F, else 2.
 """
@@ -52,17 +52,17 @@ def resample(down: Tensor, old: Grid, new: Grid) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class LinformerOptions(options.Options):
-    keys: int = options.option(64, "how many averages", low=1)
-    ratio: int = options.option(0, "instead: tokens for each average, on the grid the layer is made for", low=0)
+    keys: int = options.option(64, "number of averages", low=1)
+    ratio: int = options.option(0, "instead: tokens per average, on the grid that the layer is created for", low=0)
     shared: bool = options.option(False, "one projection for keys and values")
-    bias: bool = options.option(False, "add a learned number to every channel of each average, as was compared")
+    bias: bool = options.option(False, "add a learned bias to each average, as in the fair comparison")
 
 
 @register
 class Linformer(Attention):
     name = "linformer"
     Options = LinformerOptions
-    rows_sum_to_one = False  # averages are learned and may subtract
+    rows_sum_to_one = False  # learned averages may have negative weights
     examples = ("linformer", "linformer:keys=9,shared", "linformer:ratio=8,shared,bias")
 
     def setup(self, factory: dict[str, Any]) -> None:
@@ -86,10 +86,9 @@ class Linformer(Attention):
         return full(q, k, v, scale=self.scale, dropout=self.dropout), context
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
-        """softmax(q (E k)ᵀ / √D) F, [B, H, queries, N]: what each token's value weighs in each output.
+        """softmax(q (E k)ᵀ / √D) F, [B, H, queries, N]: the weight of each token's value in each output.
 
-        Averages are learned and may subtract, so a row is not a distribution: weights can be negative, and sum to
-        anything.
+        Averages are learned and may have negative weights, so a row is not a distribution.
         """
         q, k, _ = self.project(x)
         rows = slice(query, query + 1) if isinstance(query, int) else query
@@ -116,7 +115,7 @@ class Linformer(Attention):
         return None
 
     def core_macs(self, grid: Grid) -> int:
-        """Averages of k and v, scores and picks."""
+        """MACs of the averages of k and v, the scores and the weighted values."""
         return 4 * grid.tokens * self.down.shape[1] * self.attn_dim
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:

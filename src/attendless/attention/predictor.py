@@ -1,14 +1,14 @@
-"""Sparsifiner's predictor: a low-rank guess of the attention map, from which each query's keys are chosen.
+"""Sparsifiner's predictor: a low-rank estimate of the attention map, which selects the keys of each query.
 
     A = softmax(q (W_down k)ᵀ / √D)             low-rank attention to R averages of the keys
-    s = A W_up                                  connectivity: how much each query should care for each key
+    s = A W_up                                  connectivity: the estimated relevance of each key for each query
 
-It starts from pooled cells and smooth bumps (`sparse.basis`), so it chooses sensibly before any training. It learns in
-two ways: by `map_loss`, how far A W_up is from the full attention map, as in the paper; and whenever its weights want a
-gradient, from whatever the model is trained for, through its choice (`topk.learnable`).
+The weights start from pooled cells and smooth bumps (`sparse.basis`), so that the selection is reasonable before any
+training. They are trained in two ways: by `map_loss`, the difference between A W_up and the full attention map, as in
+the paper; and, if they require a gradient, by the loss of the model, through the selection (`topk.learnable`).
 
-`variant=released` is the predictor of the code its authors published: q and k reduced to half their channels, scores
-over √heads, |W_up|, the 8 largest coefficients, and always as many keys as the budget says.
+`variant=released` is the predictor of the authors' published code: q and k reduced to half their channels, scores
+divided by √heads, |W_up|, the 8 largest coefficients, and always as many keys as the budget allows.
 
 W_down and W_up belong to a token grid and are resampled to another one; where tokens were dropped or merged, each
 image has its own (`attention.averages`).
@@ -37,20 +37,22 @@ _PREDICTOR = ("down", "up", "q_reduce", "k_reduce")
 
 @dataclasses.dataclass(frozen=True)
 class Options(options.Options):
-    keep: float = options.option(0.25, "share of the tokens each query looks at", low=0, high=1)
-    rank: int = options.option(32, "how many averages of the keys the predictor looks at", low=1)
-    rest: Literal["dropped", "pooled"] = options.option("dropped", "what becomes of the keys not chosen")
+    keep: float = options.option(0.25, "share of the tokens that each query attends to", low=0, high=1)
+    rank: int = options.option(32, "number of averages of the keys that the predictor uses", low=1)
+    rest: Literal["dropped", "pooled"] = options.option("dropped", "treatment of the keys that are not chosen")
     tau: float = options.option(0.0, "coefficients up to this count as zero; 0.05 in the paper", low=0, high=1)
     basis: float | Literal["auto"] = options.option("auto", "entries of W_up up to this count as zero (0.01)", low=0)
     top: int = options.option(0, "keep this many of the largest coefficients instead of those above tau", low=0)
     softmax: Literal["masked", "full"] = options.option("masked", "over the chosen keys, or over all of them")
     variant: Literal["paper", "released"] = options.option("paper", "the predictor of the paper or of its code")
-    loss: Literal["divergence", "mse"] = options.option("divergence", "how far a guessed map is from a true one")
+    loss: Literal["divergence", "mse"] = options.option(
+        "divergence", "difference between a predicted map and the true one"
+    )
     l1: float = options.option(0.0, "weight of Σ|W_up| in training; weight decay makes it sparse without", low=0)
 
 
 class PredictingAttention(HasPredictor):
-    """An attention whose keys a predictor chooses: its weights, its guess, how it learns, and how it moves."""
+    """An attention whose keys a predictor selects: its weights, prediction, loss and resampling."""
 
     Options = Options
     selection = ("coefficients", "sparse_basis", "connectivity")
@@ -66,10 +68,10 @@ class PredictingAttention(HasPredictor):
     def released(self) -> bool:
         return bool(self.options.variant == "released")
 
-    # What it guesses -------------------------------------------------------------------------------------------------
+    # Prediction ------------------------------------------------------------------------------------------------------
 
     def coefficients(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
-        """A: how much each query cares for each average of the keys, [B, H, N, R]."""
+        """A: the attention of each query to each average of the keys, [B, H, N, R]."""
         scale = self.scale
         if self.released:
             q, k, scale = self.q_reduce(q), self.k_reduce(k), self.num_heads**-0.5
@@ -77,28 +79,28 @@ class PredictingAttention(HasPredictor):
         return torch.softmax(scale * q @ (down @ k).transpose(-2, -1), dim=-1)
 
     def connectivity(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
-        """s [B, H, N, N] before anything small is set to zero, so that what is can come back."""
+        """s [B, H, N, N] before small entries are set to zero, so that such entries can grow again in training."""
         up = self._up(grid)
         up = averages.on_tokens(up.abs() if self.released else up.clamp(min=0), grid)
         return self.coefficients(q, k, grid) @ up
 
     def predict(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
-        """A W_up [B, H, N, N] without thresholds: what is trained to resemble the attention map."""
+        """A W_up [B, H, N, N] without thresholds, which training fits to the attention map."""
         return self.coefficients(q, k, grid) @ averages.on_tokens(self._up(grid), grid)
 
     def sparse_basis(self, grid: Grid) -> Tensor:
-        """[W_up]: what is small, or negative, set to zero. [R, N], or [B, 1, R, n] where tokens have left."""
+        """[W_up] with small and negative entries set to zero: [R, N], or [B, 1, R, n] on a reduced grid."""
         up, least = self._up(grid), self.options.basis
         least = (0.02 if self.released else 0.01) if least == "auto" else least
         up = up.abs() if self.released else up
         return averages.on_tokens(up.where(up > least, 0), grid)
 
     def map_loss(self, x: Tensor, target: Tensor, context: Context) -> Tensor:
-        """How far the predicted map is from `target` [B, H, N, N] for the same tokens x [B, N, C], averaged over
-        images, heads and the queries that predict. Only the predictor learns from it.
+        """The difference between the predicted map and `target` [B, H, N, N] for the same tokens x [B, N, C], averaged
+        over images, heads and patch queries. Only the predictor gets a gradient.
 
-        `divergence` is Σ_j s_j − t_j log s_j, least where s = t: a key that is overlooked costs more than one that is
-        taken in vain. `mse` is the paper's, Σ_j (s_j − t_j)².
+        `divergence` is Σ_j s_j − t_j log s_j, smallest where s = t: a missed key costs more than a superfluous one.
+        `mse` is the paper's, Σ_j (s_j − t_j)².
         """
         with torch.no_grad():
             q, k, _ = self.project(x)
@@ -111,7 +113,7 @@ class PredictingAttention(HasPredictor):
             loss = (found - target * (found + 1e-6).log()).sum(-1).mean()
         return loss + self.options.l1 * self.up.abs().sum() if self.options.l1 else loss
 
-    # Its weights on a grid -------------------------------------------------------------------------------------------
+    # Weights on a grid -----------------------------------------------------------------------------------------------
 
     def _down(self, grid: Grid) -> Tensor:
         return basis.resample(self.down, _sides(self.grid), _sides(grid), keep_sums=True)
@@ -128,11 +130,11 @@ class PredictingAttention(HasPredictor):
         super().resize(grid)
 
     def predictor(self) -> dict[str, nn.Parameter]:
-        """What the predictor learns, by name: the rest of the layer's weights are full attention's."""
+        """The predictor's weights by name; the other weights of the layer are full attention's."""
         return {name: value for name, value in self.named_parameters() if name.split(".")[0] in _PREDICTOR}
 
     def take_predictor(self, weights: Mapping[str, Tensor], grid: Grid) -> None:
-        """Load a predictor that was learned on `grid`."""
+        """Load predictor weights that were trained on `grid`."""
         own = self.predictor()
         if (
             weights.keys() != own.keys()

@@ -1,9 +1,9 @@
 """Re-attention (DeepViT): full attention whose heads are mixed after the softmax.
 
-    out = BN(Θ softmax(q kᵀ / √D)) v        Θ [H, H] a 1 × 1 convolution over the heads, BN a batch norm of each
+    out = BN(Θ softmax(q kᵀ / √D)) v        Θ [H, H] a 1 × 1 convolution over the heads, BN a batch norm of each head
 
-Deep layers of a ViT come to look alike; mixing lets heads make new maps of each other's. Into a pretrained model it
-comes as the identity, but for BN, which is one from the start only in evaluation.
+The maps of a ViT's deep layers become similar; mixing heads creates new maps. In a pretrained model Θ starts as the
+identity; BN is the identity at the start only in evaluation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .values import Context, Grid
 
 
 class Reattend(nn.Module):
-    """Maps [B, H, …, N, M] with their heads mixed and normed."""
+    """Maps [B, H, …, N, M] with mixed and batch-normalised heads."""
 
     def __init__(self, heads: int, factory: dict[str, Any]) -> None:
         super().__init__()
@@ -62,4 +62,4 @@ class Reattention(Attention):
         return grid.tokens**2 * (2 * self.attn_dim + self.num_heads**2)
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:
-        return Choice("torch", "plain PyTorch: its maps are mixed, so they must be there")
+        return Choice("torch", "plain PyTorch: mixing heads requires explicit maps")

@@ -1,4 +1,4 @@
-"""Spatial-reduction attention (PVT): every token looks at a shrunken copy of the grid.
+"""Spatial-reduction attention (PVT): every token attends to a smaller copy of the grid.
 
     z = LN(conv(x))                 stride and kernel = ratio: one key for every ratio × ratio patches
     out = softmax(q(x) k(z)ᵀ / √D) v(z)
@@ -14,8 +14,8 @@ are this too, between layers of `window:bias=false`.
 In a pretrained model the convolution starts as the mean of its patches. In a model built to be trained from scratch it
 has PyTorch's default initialisation, as in PVT; backbones in the style of PVT v2 and Twins then apply their own.
 
-As in PVT, patches beyond the last whole block are not seen as keys; a side shorter than the ratio is padded with zeros
-to one block. Prefix tokens are keys of their own, unreduced.
+As in PVT, patches beyond the last whole block are no keys; a side shorter than the ratio is padded with zeros to one
+block. Prefix tokens are keys of their own, unreduced.
 
 timm's PVT v2 stores q and kv apart (stacked they are `qkv`) and calls `sr_norm` `norm`.
 
@@ -41,8 +41,8 @@ from .values import Context, Grid
 
 @dataclasses.dataclass(frozen=True)
 class ReducedOptions(options.Options):
-    ratio: int = options.option(2, "patches along a side that become one key, by a convolution", low=1)
-    pool: int = options.option(0, "instead: average the grid to this many keys a side (PVT v2 linear: 7)", low=0)
+    ratio: int = options.option(2, "patches along a side that form one key, by a convolution", low=1)
+    pool: int = options.option(0, "instead: average the grid to this many keys per side (PVT v2 linear: 7)", low=0)
 
 
 @register
@@ -69,14 +69,14 @@ class Reduced(OwnScoreShape):
             self.sr.reset_parameters()
 
     def keys(self, grid: Grid) -> int:
-        """How many keys there are: prefix tokens, and one for every block of patches."""
+        """The number of keys: prefix tokens, and one for every block of patches."""
         if self.options.pool:
             return grid.prefix + self.options.pool**2
         down, across = (max(1, side // self.options.ratio) for side in (grid.height, grid.width))
         return grid.prefix + down * across
 
     def reduce(self, x: Tensor, grid: Grid) -> Tensor:
-        """The tokens keys and values are made of, [B, N, C] → [B, M, C]."""
+        """Tokens [B, N, C] → the reduced tokens from which keys and values are projected, [B, M, C]."""
         if not hasattr(self, "sr"):
             return x
         image = x[:, grid.prefix :].transpose(1, 2).unflatten(2, (grid.height, grid.width))
@@ -84,7 +84,7 @@ class Reduced(OwnScoreShape):
         return torch.cat([x[:, : grid.prefix], F.gelu(z) if self.options.pool else z], dim=1)
 
     def _shrink(self, image: Tensor) -> Tensor:
-        """What the convolution is applied to: the pooled grid, or the grid with at least one block a side."""
+        """The input of the convolution: the pooled grid, or the grid padded to at least one block per side."""
         if self.options.pool:
             return F.adaptive_avg_pool2d(image, self.options.pool)
         height, width = image.shape[-2:]
@@ -116,7 +116,7 @@ class Reduced(OwnScoreShape):
         return (batch, self.num_heads, grid.tokens, self.keys(grid))
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
-        """The weight of each key, spread evenly over the patches the key was made of, [B, H, queries, N]."""
+        """The weight of each key, spread evenly over the patches of the key, [B, H, queries, N]."""
         q, k, _ = self.project_reduced(x, context.grid)
         rows = slice(query, query + 1) if isinstance(query, int) else query
         spread = self.spread(context.grid).to(q).expand(*q.shape[:2], -1, -1)
@@ -125,15 +125,15 @@ class Reduced(OwnScoreShape):
         return self.attend(q[:, :, rows], k, spread, context)[0]
 
     def spread(self, grid: Grid) -> Tensor:
-        """How much of each token is in each key, [M, N]; rows sum to one."""
+        """The share of each token in each key, [M, N]; rows sum to one."""
         if not hasattr(self, "sr"):
             return torch.eye(grid.tokens)
-        # A mean over a block is a mean over its rows of means over its columns.
+        # The mean over a block is the mean over its rows of the means over its columns.
         patches = torch.kron(self._shares(grid.height), self._shares(grid.width))
         return torch.block_diag(torch.eye(grid.prefix), patches)
 
     def _shares(self, side: int) -> Tensor:
-        """How much of each place along a side is in each part of it."""
+        """The share of each position along a side in each block of that side."""
         places = torch.eye(side)[:, None]
         if self.options.pool:
             shares = F.adaptive_avg_pool1d(places, self.options.pool)[:, 0].T

@@ -1,15 +1,15 @@
-"""Sparsifiner: a small predictor guesses, for every query and head, which keys will matter; only those are attended to.
+"""Sparsifiner: a small predictor selects keys for every query and head; queries attend only to those.
 
     s = [A]_{>τ} [W_up]_{>basis}                connectivity: sparse coefficients × a sparse basis
     chosen_i = the ⌈keep · N⌉ largest s_ij > 0, N tokens of the whole grid
     out_i = softmax over the chosen keys of q_i·k_j / √D, times their values
 
-A and W_up are the predictor's (`attention.predictor`). Class and register queries see every token, as the class token's
-does in the paper. `softmax=full` takes the softmax over all keys and then drops those not chosen, as the paper's fourth
-equation reads; its code does what stands above. With `rest=pooled` the keys not chosen are not dropped but stand behind
-R averages of keys and values, over cells of the grid: those W_down starts from.
+A and W_up are the predictor's (`attention.predictor`). Class and register queries attend to every token, as the class
+token does in the paper. `softmax=full` takes the softmax over all keys and then drops those not chosen, as in the
+paper's fourth equation; its code follows the equations above. With `rest=pooled` the keys not chosen are not dropped
+but replaced by R averages of keys and values over cells of the grid, those that W_down starts from.
 
-On a reduced grid every image has a basis of its own, and keys that count for many tokens weigh as many.
+On a reduced grid every image has a basis of its own, and keys are weighted by the number of tokens they represent.
 
 Shapes: B batch · H heads · N tokens · R rank · D head width.
 """
@@ -44,12 +44,12 @@ class Sparsifiner(PredictingAttention):
 
     @property
     def rows_sum_to_one(self) -> bool:  # type: ignore[override]
-        """With `softmax=full` what was not chosen is missing from a row."""
+        """With `softmax=full` the weights of keys that were not chosen are missing from a row."""
         return bool(self.options.softmax == "masked")
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid = context.grid
-        with torch.no_grad():  # a choice has no gradient of its own: see `topk.learnable`
+        with torch.no_grad():  # selection has no gradient of its own: see `topk.learnable`
             coefficients, connects = self.coefficients(q, k, grid), self.sparse_basis(grid)
         connectivity = None
         if torch.is_grad_enabled() and self.up.requires_grad:
@@ -71,23 +71,23 @@ class Sparsifiner(PredictingAttention):
 
     @torch.no_grad()
     def select(self, q: Tensor, k: Tensor, grid: Grid) -> Tensor:
-        """Which keys each query looks at: bool [B, H, N, N]. Quadratic; the kernels make lists instead."""
+        """The keys that each query attends to: bool [B, H, N, N]. Quadratic in N; kernels use lists instead."""
         guess = self.coefficients(q, k, grid), self.sparse_basis(grid)
         return _torch().select(self.guess(grid), *guess)
 
     def sees(self, x: Tensor, context: Context, query: int) -> Tensor:
-        """The keys chosen for it, whatever stands for the rest."""
+        """The keys chosen for the query, without the averages of the rest."""
         if query < context.grid.prefix:
             return super().sees(x, context, query)
         q, k, _ = self.project(x)
         return self.select(q, k, context.grid)[:, :, query]
 
     def guess(self, grid: Grid) -> operations.Guess:
-        """How keys are chosen on `grid`."""
+        """The parameters of the selection on `grid`."""
         return _guess(grid.tokens, grid.prefix, averages.budget(self.options.keep, grid), self.options)
 
     def rest(self, grid: Grid, like: Tensor) -> basis.Rest | None:
-        """What stands for the keys not chosen, if anything does."""
+        """The averages that replace the keys not chosen, or None if these are dropped."""
         if self.options.rest == "dropped":
             return None
         return averages.rest(grid, self.options.rank, like)
@@ -104,9 +104,8 @@ class Sparsifiner(PredictingAttention):
         return None
 
     def core_macs(self, grid: Grid) -> int:
-        """Averages of the keys, low-rank scores, connectivity, and the chosen keys; at most 1/τ coefficients exceed τ.
-
-        `softmax=full` needs every score.
+        """MACs of the averages of keys, low-rank scores, connectivity, and chosen keys; at most 1/τ coefficients
+        exceed τ. `softmax=full` computes every score.
         """
         rank, tokens, patches = self.options.rank, grid.tokens, grid.patches
         width = self.attn_dim // 2 if self.released else self.attn_dim
@@ -123,12 +122,12 @@ class Sparsifiner(PredictingAttention):
         return predict + attend
 
     def _connectivity_macs(self, grid: Grid) -> int:
-        """Of one query: its coefficients times the entries of the basis that are not zero, as full where tokens have
-        left as it was before."""
+        """MACs of one query: its coefficients times the non-zero entries of the basis, whose density is that of the
+        whole grid."""
         whole = grid.whole()
         with torch.no_grad():
             entries = self.sparse_basis(whole)
-        # A model without memory has no numbers to look at: any may count.
+        # Weights on the meta device have no values: count every entry.
         filled = entries.numel() if entries.is_meta else int(entries.count_nonzero())
         filled = filled * grid.tokens // whole.tokens
         return self.guess(grid).counting * filled // self.options.rank
@@ -142,7 +141,7 @@ def _guess(tokens: int, prefix: int, budget: int, options: Options) -> operation
     released = options.variant == "released"
     top = options.top or (8 if released else 0)
     tau = 0.0 if top else options.tau
-    # Coefficients add up to 1: no more than 1/τ exceed τ.
+    # Coefficients sum to 1, so at most 1/τ exceed τ.
     counting = min(options.rank, top or (options.rank if tau == 0 else math.ceil(1 / tau) - 1))
     return operations.Guess(
         tokens,

@@ -1,12 +1,12 @@
-"""Linear maps over the tokens of a grid, as less-attention's Θ and Ψ are: identity + Δ, applied to the last dimension.
+"""Linear maps over the tokens of a grid, such as LaViT's Θ and Ψ: identity + Δ, applied to the last dimension.
 
-    dense       Δ [n, n]                          n² a row: what the LaViT poster prints
-    low_rank    Δ = U V, U [n, r], V [r, n]       2 n r a row
-    offset      Δ_ij = w(y_i - y_j, x_i - x_j)    k² a token: a depthwise convolution over the grid; prefix tokens stay
-    none        Δ = 0: nothing to learn, and no cost
+    dense       Δ [n, n]                          n² per row: as the LaViT poster prints it
+    low_rank    Δ = U V, U [n, r], V [r, n]       2 n r per row
+    offset      Δ_ij = w(y_i - y_j, x_i - x_j)    k² per token: a depthwise convolution over the grid; prefix unchanged
+    none        Δ = 0: no weights and no cost
 
-Each starts at Δ = 0. On another grid the identity stays the identity and Δ is resampled as images on both of its axes,
-each row with the same sum; an offset map fits any grid as it is.
+Each map starts at Δ = 0. For another grid the identity is unchanged and Δ is resampled as an image along both of its
+axes, each row with the same sum; an offset map fits any grid.
 
 Shapes: B batch · H heads · R rows · n tokens · S maps, one for all heads or one for each.
 """
@@ -31,22 +31,22 @@ class TokenMap(nn.Module):
         return a
 
     def columns(self, a: Tensor, grid: Grid) -> Tensor:
-        """The same of the dimension before the last."""
+        """The same map applied to the second-last dimension."""
         return self(a.mT, grid).mT
 
     def macs(self, rows: int, heads: int, grid: Grid) -> int:
-        """Of so many rows in each head."""
+        """MACs for `rows` rows in each head."""
         return 0
 
     def resize(self, grid: Grid) -> None:
-        """Resample Δ to `grid`, once, in place."""
+        """Resample Δ to `grid` in place."""
 
     def take(self, delta: Tensor, gram: Tensor, grid: Grid) -> None:
-        """Come as near as this kind can to Δ [S, n, n] over the tokens of `grid`, where inputs have second moments
-        `gram` [S, n, n]."""
+        """Set the weights to the best approximation of Δ [S, n, n] over the tokens of `grid`, for inputs with second
+        moments `gram` [S, n, n]."""
 
     def scale(self, factor: float) -> None:
-        """Δ times a factor."""
+        """Multiply Δ by a factor."""
 
 
 class Dense(TokenMap):
@@ -91,7 +91,7 @@ class LowRank(TokenMap):
     def columns(self, a: Tensor, grid: Grid) -> Tensor:
         if a.ndim > 4:
             return super().columns(a, grid)
-        up, down = self.on(grid)  # from the left, so that nothing is transposed
+        up, down = self.on(grid)  # products from the left need no transposition
         return a + up @ (down @ a)
 
     def on(self, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ class LowRank(TokenMap):
         self.up, self.down, self.grid = _moved(self.up, up), _moved(self.down, down), grid
 
     def take(self, delta: Tensor, gram: Tensor, grid: Grid) -> None:
-        """The best Δ of this rank for inputs of these moments: its largest parts after whitening them."""
+        """The best Δ of this rank for inputs with these moments: truncated SVD after whitening the inputs."""
         n, rank = gram.shape[-1], min(self.up.shape[-1], gram.shape[-1])
         ridge = 1e-6 * gram.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
         root = torch.linalg.cholesky(gram + ridge * torch.eye(n, device=gram.device, dtype=gram.dtype))
@@ -139,7 +139,7 @@ class Offset(TokenMap):
         return rows * heads * grid.patches * self.weight[0].numel()
 
     def take(self, delta: Tensor, gram: Tensor, grid: Grid) -> None:
-        """The mean of Δ over the pairs of patches that stand at each offset."""
+        """The mean of Δ over the pairs of patches at each offset."""
         side, maps = self.weight.shape[-1], len(self.weight)
         patches = delta[:, grid.prefix :, grid.prefix :].reshape(maps, *2 * (grid.height, grid.width))
         self.weight.data.zero_()
@@ -174,7 +174,7 @@ def _same(a: Grid, b: Grid) -> bool:
 
 
 def resample(weight: Tensor, old: Grid, new: Grid, *, keep_sum: bool = False) -> Tensor:
-    """weight [S, m, old tokens] → [S, m, new tokens], its prefix columns as they are."""
+    """weight [S, m, old tokens] → [S, m, new tokens]; prefix columns are unchanged."""
     image = weight[..., old.prefix :].unflatten(-1, (old.height, old.width))
     image = F.interpolate(image, (new.height, new.width), mode="bicubic", antialias=True)
     scale = old.patches / new.patches if keep_sum else 1.0

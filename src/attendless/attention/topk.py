@@ -1,11 +1,12 @@
-"""Exact top-k: every query looks at the keys with its highest true scores. Dense to compute: an oracle to judge by.
+"""Exact top-k: every query attends to the keys with its highest true scores. An oracle: all scores are computed.
 
     out_i = softmax over the ⌈keep · N⌉ largest q_i·k_j / √D + log s_j, times their values
 
-N counts the tokens of the whole grid, s the tokens a key stands for.
+N is the number of tokens of the whole grid, s the number of tokens that a key represents.
 
-Whatever predicts which keys matter can at best choose these. As there, prefix queries see every token, and with
-`rest=pooled` the keys not chosen stand behind `rank` averages over cells of the grid instead of being dropped.
+This is the upper bound for mechanisms that predict the keys. As in `sparsifiner`, prefix queries attend to every token,
+and with `rest=pooled` the keys not chosen are replaced by `rank` averages over cells of the grid instead of being
+dropped.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from .values import Context, Grid
 
 @dataclasses.dataclass(frozen=True)
 class Options(options.Options):
-    keep: float = options.option(0.25, "share of the tokens each query looks at", low=0, high=1)
-    rest: Literal["dropped", "pooled"] = options.option("dropped", "what becomes of the keys not chosen")
-    rank: int = options.option(32, "how many averages stand for the rest, if it is pooled", low=1)
+    keep: float = options.option(0.25, "share of the tokens that each query attends to", low=0, high=1)
+    rest: Literal["dropped", "pooled"] = options.option("dropped", "treatment of the keys that are not chosen")
+    rank: int = options.option(32, "number of averages for the pooled rest", low=1)
 
 
 @register
@@ -42,7 +43,7 @@ class TopK(Attention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid, bias = context.grid, context.grid.key_bias(q.dtype)
-        with torch.no_grad():  # a choice has no gradient
+        with torch.no_grad():  # selection has no gradient
             score = q @ k.transpose(-2, -1)
             score = score if bias is None else score + bias[:, None, None] / self.scale
             seen = topk.largest(score, averages.budget(self.options.keep, grid), prefix=grid.prefix)
@@ -55,7 +56,7 @@ class TopK(Attention):
         return averages.rest(grid, self.options.rank, like)
 
     def core_macs(self, grid: Grid) -> int:
-        """Every score, because the largest are wanted; the values of the chosen keys, and the averages' part."""
+        """MACs of every score, of the values of the chosen keys, and of the averages."""
         tokens, patches = grid.tokens, grid.patches
         attend = tokens * tokens + patches * averages.budget(self.options.keep, grid) + grid.prefix * tokens
         if self.options.rest == "pooled":

@@ -1,27 +1,27 @@
-"""Window attention (Swin): every patch looks at the patches of its own window.
+"""Window attention (Swin): every patch attends to the patches of its own window.
 
     out_i = Σ_j softmax_j(q_i·k_j / √D + b(y_i - y_j, x_i - x_j)) v_j        j in the window of i, or a prefix token
 
 A patch at (y, x) belongs to window (⌊(y - shift) / size⌋, ⌊(x - shift) / size⌋): Swin alternates `window` with
-`window:shift=3` from layer to layer. b is Swin's learned relative position bias, one table per head; it starts at zero,
-so that a pretrained model gets it without being changed, and in a model built to be trained from scratch as Swin's
-does, normal with deviation 0.02, cut off at 2. `window:bias=false`, in every layer, is what the code of the fair
-comparison runs: its numbers for "Swin" (28.27 M, 4.528 G at patch 4, window 7; window 8 at patch 7) belong to plain
-windows that never shift, Swin's own numbers to the alternation with bias.
+`window:shift=3` from layer to layer. b is Swin's learned relative position bias, one table per head. It starts at zero,
+which does not change a pretrained model; in a model built to be trained from scratch it starts as in Swin: normal with
+standard deviation 0.02, truncated at 2. `window:bias=false` in every layer is what the code of the fair comparison
+runs: its numbers for "Swin" (28.27 M, 4.528 G at patch 4, window 7; window 8 at patch 7) belong to plain windows that
+never shift, Swin's own numbers to the alternation with bias.
 
-Frames of a video have their windows each.
+Each frame of a video has windows of its own.
 
-Prefix tokens are global: they look at all tokens, and every patch looks at them (without a bias).
+Prefix tokens are global: they attend to all tokens, and every patch attends to them (without a bias).
 
-Any grid: a side that is not a multiple of `size` is padded, and padding is never looked at. A side no longer than the
-window is one window, unshifted, while the other is cut and shifted as ever; the middle of the bias table serves it.
-This is timm's rule, by which Swin's weights run there. (Swin's own code looks at both sides at once: if the shorter is
-no longer than the window, windows are squares of that length, and unshifted. On square grids the rules are the same.)
+Any grid: a side that is not a multiple of `size` is padded, and no token attends to padding. A side no longer than the
+window is one unshifted window, while the other side is cut and shifted as usual; the middle of the bias table is used.
+This is timm's rule, with which Swin's weights run there. (Swin's own code considers both sides at once: if the shorter
+is no longer than the window, windows are squares of that length, and unshifted. On square grids the rules are equal.)
 
-Windows are cut by reshaping, so cost is linear in the tokens. Shifted windows are Swin's: the grid is rolled, and where
-a window then holds patches from two ends of the grid, a mask keeps them apart. (Where a grid needs padding timm's Swin
-differs: its patches also look at the padding and, shifted, across the edge. On multiples of the window both are the
-same.)
+Windows are cut by reshaping, so cost is linear in the tokens. Shifted windows follow Swin: the grid is rolled, and
+where a window then holds patches from two ends of the grid, a mask separates them. (Where a grid needs padding timm's
+Swin differs: its patches also attend to the padding and, shifted, across the edge. On multiples of the window both are
+equal.)
 
 Shapes: B batch · H heads · D head width · P prefix tokens · W windows · T patches of a window.
 """
@@ -48,7 +48,7 @@ from .values import Context, Grid
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One side of the grid cut into windows: `count` windows of `size` cells, the first `shift` cells on."""
+    """One side of the grid cut into `count` windows of `size` cells, the first of which starts at cell `shift`."""
 
     cells: int
     size: int
@@ -67,14 +67,14 @@ class Side:
         return self.count * self.size - self.cells
 
     def regions(self, device: torch.device) -> Tensor:
-        """Which window each cell, in rolled order, truly belongs to; -1 for padding. [count, size]"""
+        """The window of each cell before rolling, in rolled order [count, size]; -1 for padding."""
         cell = torch.arange(self.count * self.size, device=device).roll(-self.shift)
         window = torch.div(cell - self.shift, self.size, rounding_mode="floor") + 1
         return torch.where(cell < self.cells, window, -1).view(self.count, self.size)
 
 
 def partition(x: Tensor, rows: Side, columns: Side) -> Tensor:
-    """Patches [B, H, N, D] → windows [B, H, W, T, D], those of one frame after those of another."""
+    """Patches [B, H, N, D] → windows [B, H, W, T, D], frame by frame."""
     heads, x = x.shape[1], x.unflatten(2, (-1, rows.cells * columns.cells)).flatten(1, 2)
     x = F.pad(x.unflatten(2, (rows.cells, columns.cells)), (0, 0, 0, columns.padding, 0, rows.padding))
     if rows.shift or columns.shift:
@@ -94,12 +94,12 @@ def unpartition(x: Tensor, rows: Side, columns: Side) -> Tensor:
 
 
 def visible(rows: Side, columns: Side, device: torch.device) -> Tensor | None:
-    """Which patches of a window may look at each other [W, T, T], or None if all may."""
+    """Which patches of a window may attend to each other [W, T, T], or None if all may."""
     if not (rows.shift or columns.shift or rows.padding or columns.padding):
         return None
     y = rows.regions(device)[:, None, :, None]
     x = columns.regions(device)[None, :, None, :]
-    # Padding is a region of its own: it looks at padding, so that no row of the softmax is empty.
+    # Padding is a region of its own and attends to itself, so that no row of the softmax is empty.
     region = torch.where((y < 0) | (x < 0), -1, y * (columns.count + 1) + x).flatten(2).flatten(0, 1)
     return region[:, :, None] == region[:, None, :]
 
@@ -128,7 +128,7 @@ def window(
     queries, keys, values = (partition(t[:, :, prefix:], rows, columns) for t in (q, k, v))
     keys, values = _see_prefix(keys, k[:, :, :prefix]), _see_prefix(values, v[:, :, :prefix])
     mask = _mask(visible(rows, columns, q.device), bias, prefix, queries)
-    if mask is not None and mask.shape[1] > 1:  # of each window in a frame, and so in every frame
+    if mask is not None and mask.shape[1] > 1:  # the windows of one frame, repeated for every frame
         mask = mask.repeat(1, queries.shape[2] // mask.shape[1], 1, 1)
     out = full_windows(queries, keys, values, mask, scale=scale, dropout=dropout)
     out = unpartition(out, rows, columns)
@@ -139,7 +139,7 @@ def window(
 
 def full_windows(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, dropout: float) -> Tensor:
     """Full attention inside each window: q, k, v [B, H, W, ·, ·], mask [1 or H, 1 or W, T, P + T] → [B, H, W, T, ·]."""
-    # Windows stand beside heads, not beside images, so that one mask serves every image.
+    # Windows are folded into heads, not into the batch, so that one mask serves every image.
     H, W = q.shape[1:3]
     if mask is not None:
         mask = mask.expand(H, W, -1, -1).flatten(0, 1)[None]
@@ -156,7 +156,7 @@ def _see_prefix(windows: Tensor, prefix: Tensor) -> Tensor:
 
 
 def _mask(allowed: Tensor | None, bias: Tensor | None, prefix: int, like: Tensor) -> Tensor | None:
-    """What is added to the scores, or which scores count, [1 or H, 1 or W, T, P + T]; None for neither."""
+    """The additive or boolean mask of the scores, [1 or H, 1 or W, T, P + T]; None if neither is needed."""
     if bias is None:
         return None if allowed is None else F.pad(allowed, (prefix, 0), value=True)[None]
     mask = bias.to(like.dtype)[:, None]
@@ -168,7 +168,7 @@ def _mask(allowed: Tensor | None, bias: Tensor | None, prefix: int, like: Tensor
 @dataclasses.dataclass(frozen=True)
 class WindowOptions(options.Options):
     size: int = options.option(7, "patches along a side of a window", low=1)
-    shift: int = options.option(0, "patches the windows are shifted by (Swin: half a window, every other layer)", low=0)
+    shift: int = options.option(0, "shift of the windows in patches (Swin: half a window, every other layer)", low=0)
     bias: bool = options.option(True, "Swin's learned relative position bias")
 
     def __post_init__(self) -> None:
@@ -220,7 +220,7 @@ class Window(OwnScoreShape):
         return (batch, self.num_heads, windows, patches, grid.prefix + patches)
 
     def leaving_macs(self, grid: Grid, wants: Collection[str]) -> int:
-        """The fused kernel keeps no scores, so they are computed once more."""
+        """The fused kernel returns no scores, so they are computed a second time."""
         macs = super().leaving_macs(grid, wants)
         *_, windows, queries, keys = self.score_shape(1, grid)
         return macs + windows * queries * keys * self.attn_dim if "scores" in wants else macs

@@ -1,9 +1,9 @@
-"""Cross-covariance attention (XCiT): channels attend to channels, through what all tokens have in common.
+"""Cross-covariance attention (XCiT): channels attend to channels by their covariance over the tokens.
 
     out_n = softmax(τ q̂ᵀ k̂) v_n        q̂, k̂: each channel divided by its L2 norm over the tokens; τ learned, per head
 
-The D × D matrix is the same for every token, so cost is linear in their number. `plain` leaves out norm and
-temperature and divides by √N instead:
+The D × D matrix is the same for every token, so cost is linear in the tokens. `plain` omits norm and temperature and
+divides by √N instead:
 
     out_n = softmax(qᵀ k / √N) v_n
 
@@ -11,12 +11,12 @@ This is what the code of the fair comparison runs: its numbers for XCA (28.27 M 
 to `xca:plain`, XCiT's own numbers to `xca`.
 
 `lpi` adds XCiT's local patch interaction, x + conv(BN(GELU(conv(LN x)))) with depthwise 3 × 3 convolutions, after the
-attention and its residual (the poster of the comparison says before; its code, like XCiT, runs it after). Prefix
-tokens have no neighbours and pass it by unchanged. `lpi` alone is the comparison's form, x + conv(…). XCiT scales that
-branch by learned weights γ₃, one per channel, as LayerScale does the block's others, and drops it at random in training
-as often as them: `xca:lpi,gamma=1` starts γ₃ at 1, as XCiT's models of 12 layers do, `gamma=1e-5` as those of 24.
+attention and its residual (the poster of the comparison says before; its code, like XCiT, runs it after). Prefix tokens
+are not changed. `lpi` alone is the comparison's form, x + conv(…). XCiT scales that branch by learned weights γ₃, one
+per channel, as LayerScale scales the other branches, and applies the same stochastic depth: `xca:lpi,gamma=1` starts γ₃
+at 1, as XCiT's models of 12 layers do, `gamma=1e-5` as those of 24.
 
-A token that stands for s tokens counts s times in the covariance. Shapes: B batch · H heads · N tokens · D head width.
+A token that represents s tokens counts s times in the covariance. Shapes: B batch · H heads · N tokens · D head width.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from .values import Context, Grid
 
 def channel_map(q: Tensor, k: Tensor, temperature: Tensor) -> Tensor:
     """q, k [B, H, N, D], temperature [H, 1, 1] → the map of channels over channels [B, H, D, D]."""
-    # Unit columns first: their products lie in [-1, 1], which half precision holds at any number of tokens.
+    # Normalise first: the products then lie in [-1, 1] for any number of tokens, which half precision can represent.
     q, k = unit(q), unit(k)
     return torch.softmax(temperature * (q.transpose(-2, -1) @ k), dim=-1)
 
 
 def plain_channel_map(q: Tensor, k: Tensor, tokens: Tensor | int) -> Tensor:
-    """q, k [B, H, N, D], tokens they stand for (a number, or [B, 1, 1, 1]) → softmax(qᵀ k / √tokens) [B, H, D, D]."""
-    # Without norms the sum over tokens has no bound that half precision could hold.
+    """q, k [B, H, N, D], number of tokens (an int, or [B, 1, 1, 1]) → softmax(qᵀ k / √tokens) [B, H, D, D]."""
+    # Without norms the sum over tokens may overflow half precision.
     with torch.autocast(q.device.type, enabled=False):
         return torch.softmax(wide(q).transpose(-2, -1) @ wide(k) * tokens**-0.5, dim=-1)
 
@@ -56,14 +56,14 @@ def unit(x: Tensor) -> Tensor:
 
 
 def wide(x: Tensor) -> Tensor:
-    """x in fp32, or in fp64 if it is."""
+    """x in fp32, or in fp64 if x is fp64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class LocalPatchInteraction(nn.Module):
     """conv(BN(GELU(conv(LN x)))), depthwise 3 × 3, on the patches [B, height·width, C]; XCiT's names inside.
 
-    With `gamma` the result is scaled by γ₃, which starts there, and dropped at the rate of `drop_path3`.
+    With `gamma` the result is scaled by γ₃, which starts at `gamma`, and dropped at the rate of `drop_path3`.
     """
 
     def __init__(self, dim: int, gamma: float = 0.0, device: Any = None, dtype: Any = None) -> None:
@@ -86,7 +86,7 @@ class LocalPatchInteraction(nn.Module):
 class XCAOptions(options.Options):
     plain: bool = options.option(False, "no L2 norm and no temperature: the form the fair comparison measured")
     lpi: bool = options.option(False, "XCiT's local patch interaction after the attention")
-    gamma: float = options.option(0.0, "learned scale of that branch, and where it starts; 0: none", low=0)
+    gamma: float = options.option(0.0, "initial value of the learned scale of that branch; 0: no scale", low=0)
 
     def __post_init__(self) -> None:
         if self.gamma and not self.lpi:
@@ -120,11 +120,11 @@ class XCA(Attention):
         return torch.cat([prefix, patches + self.lpi(patches, context.grid)], dim=1)
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
-        """Which tokens the channel map was made of, [B, H, queries, N].
+        """The share of each token in the covariance, [B, H, queries, N].
 
-        No token looks at another here, so there is no map of tokens over tokens. Shown instead is each token's share
-        in the covariance: the size |q̂_n| |k̂_n| of the term it adds to it, all shares summing to one. All tokens are
-        mixed by the same matrix, so every row is the same. `channel_map` gives the D × D matrix itself.
+        Tokens do not attend to each other here, so there is no map of tokens over tokens. The share of a token is the
+        size |q̂_n| |k̂_n| of the term that it adds to the covariance, normalised to sum to one. All tokens are mixed by
+        the same matrix, so every row is the same. `channel_map` returns the D × D matrix itself.
         """
         q, k, _ = self.project(x)
         q, k, _ = self._weighted(q, k, context.grid)
@@ -135,7 +135,7 @@ class XCA(Attention):
         return share.to(x.dtype)[:, :, None].expand(-1, -1, rows, -1)
 
     def _weighted(self, q: Tensor, k: Tensor, grid: Grid) -> tuple[Tensor, Tensor, Tensor | int]:
-        """q and k with a token that stands for s counted s times, and how many tokens they all stand for."""
+        """q and k with each token weighted by the number of tokens it represents, and the total of these numbers."""
         bias = grid.key_bias(torch.promote_types(q.dtype, torch.float32))
         if bias is None:
             return q, k, grid.tokens
