@@ -18,9 +18,9 @@ from attendless import (
     reducers,
 )
 from attendless.attention.provided import class_attention
-from attendless.check.attentions import CHECKS, others
 from attendless.check import reducers as reducing
 from attendless.check.attention_trial import AttentionTrial
+from attendless.check.attentions import CHECKS, others
 from attendless.check.trial import Place, attempt
 from attendless.sparse import dispatch, policy
 from native_cases import needs_kernels
