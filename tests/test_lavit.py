@@ -1,4 +1,4 @@
-"""LaViT's parts on the backbones: scores carried between stages, its backbones, and seven others with less attention."""
+"""LaViT's parts on the backbones: scores carried between stages, its backbones, and seven others with `lavit`."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_gradients_flow_through_the_carry_the_same_with_checkpointing() -> None:
         torch.testing.assert_close(value, found[1][name], msg=name)
 
 
-# The other backbones -----------------------------------------------------------------------------------------------------
+# The other backbones -------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

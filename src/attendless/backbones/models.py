@@ -31,8 +31,8 @@ default_cfgs: dict[str, Any] = {}
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A backbone and its constructor's arguments; `weights` names the timm model whose weights it can load, `layers` those
-    that images enter and answers leave by."""
+    """A backbone and its constructor's arguments; `weights` names the timm model whose weights it can load, `layers`
+    its first and last layers."""
 
     backbone: type[nn.Module]
     arguments: dict[str, Any]
