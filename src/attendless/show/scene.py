@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..attention import Grid
 from ..convert import convert
-from ..convert.select import select_layers
+from ..convert.exchange import select_layers
 from ..errors import UserError
 from ..maps import Map, maps, numbers, seen_by_us
 from ..maps import layers as all_layers
