@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 
 import pytest
 import timm
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from attendless import UserError
 from attendless.attention import Attention, Context, Grid, registry
+from attendless.backbones import Columnar
 from attendless.convert import (
     convert,
     convert_with_report,
@@ -182,6 +184,25 @@ def test_the_break_even_rule_counts_everything_the_attention_adds() -> None:
     assert breakeven(full, grid).keep
     assert breakeven(lean, grid).keep
     assert not breakeven(lean, grid, current=lean.macs(grid)).keep
+
+
+def test_costs_and_order_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cost of each attention once for its slot, or for the decision, and once by its backbone."""
+    counted: Counter[object] = Counter()
+    orders: list[object] = []
+    plain, check = Attention.macs, Columnar.check_order
+
+    def macs(self: Attention, *args: object) -> object:
+        counted[self] += 1
+        return plain(self, *args)
+
+    model = build("vit_tiny_patch16_224")
+    monkeypatch.setattr(Attention, "macs", macs)
+    monkeypatch.setattr(Columnar, "check_order", lambda self: (orders.append(self), check(self)))
+    convert(model, "axial", below_breakeven="keep")
+    assert max(counted.values()) == 2
+    convert(model, "full", tokens="tome:r=1")
+    assert len(orders) == 2
 
 
 def test_the_report_adds_up() -> None:

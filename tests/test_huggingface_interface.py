@@ -407,6 +407,17 @@ def test_patch_leaves_a_model_that_gains_nothing_as_it_was() -> None:
     assert attendless.unpatch(model) == 0
 
 
+def test_an_error_at_one_layer_leaves_the_model_as_it_was() -> None:
+    model = MODELS["dinov2"].make()
+    inputs = image(64, 64)
+    then = run(model, inputs)
+    with pytest.raises(UserError, match="weights of its own"):
+        attendless.patch(model, "foveal:keep=0.1/linformer", below_breakeven="keep")
+    assert model.config._attn_implementation == "sdpa"
+    assert all(map(torch.equal, then, run(model, inputs)))
+    assert attendless.unpatch(model) == 0
+
+
 def test_importing_attendless_does_not_import_transformers() -> None:
     """Wherever it is imported, that is inside a function."""
     for path in Path(attendless.__file__).parent.rglob("*.py"):

@@ -90,6 +90,38 @@ def test_patching_again_exchanges() -> None:
     assert len(model.patch_embed._forward_pre_hooks) == 1
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("first", ["", "foveal:keep=0.3,tile=1"], ids=["as it was", "patched before"])
+def test_an_error_at_one_layer_leaves_all_layers_as_they_were(first: str) -> None:
+    model, x = build(VIT), torch.randn(1, 3, 64, 64)
+    if first:
+        attendless.patch(model, first, below_breakeven="keep")
+    before, kinds = model(x), [type(module) for module in model.modules()]
+    with pytest.raises(UserError, match="'xca' does not go without projections"):
+        attendless.patch(model, "window:size=2/xca", below_breakeven="keep")
+    assert [type(module) for module in model.modules()] == kinds
+    assert torch.equal(model(x), before)
+    assert len(model.patch_embed._forward_pre_hooks) == bool(first)
+
+
+@torch.no_grad()
+def test_a_model_that_no_file_describes_is_converted_in_a_copy(tmp_path) -> None:
+    """A detector with a ViT inside, and timm's `features_only`."""
+    features = timm.create_model(VIT[0], **VIT[1], features_only=True, out_indices=[1]).eval()
+    x = torch.randn(1, 3, 64, 64)
+    for model in (Detector(build(VIT)), features):
+        ours = attendless.convert(model, "foveal:keep=0.2,tile=1", below_breakeven="keep")
+        twin = copy.deepcopy(model)
+        attendless.patch(twin, "foveal:keep=0.2,tile=1", below_breakeven="keep")
+        for mine, theirs in zip(*(out if isinstance(out, list) else [out] for out in (ours(x), twin(x))), strict=True):
+            assert torch.equal(mine, theirs)
+        assert not any(isinstance(module, Adapted) for module in model.modules())
+        with pytest.raises(UserError, match="cannot be saved"):
+            attendless.save(ours, tmp_path / "m.safetensors")
+        with pytest.raises(UserError, match="keeps its own layers, which need every token"):
+            attendless.convert(model, tokens="tome:r=2")
+
+
 def test_where_it_does_not_pay_nothing_is_touched() -> None:
     model = build(VIT)
     report = attendless.patch(model, "foveal:keep=0.9")

@@ -1,4 +1,4 @@
-"""A pretrained model → the same model attending less."""
+"""Convert a pretrained model, patch it in place, save and load the result."""
 
 from .conversion import convert, convert_with_report
 from .files import load, save

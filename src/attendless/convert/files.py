@@ -1,10 +1,9 @@
-"""A model in one file: `save` and `load`.
+"""Save a model to one file, and load it.
 
-The file is safetensors: the weights under timm's names, and in its header, as JSON, all it takes to build the model
-again: backbone, constructor's arguments, the attention of every layer, what the conversion decided, how images are to be
-prepared, and a digest of the whole. So `load` needs nothing else, computes the same function on any machine, and tells
-a damaged file from a sound one. Nothing is ever unpickled. Attentions from users' own files are not in it: it names
-the files it needs.
+The file is safetensors. It holds the weights under timm's names. Its header, as JSON, holds everything that builds the
+model: backbone, constructor arguments, the attention of every layer, the report of the conversion, the preprocessing,
+and a checksum. `load` needs nothing else, computes the same function on any machine, and detects a damaged file.
+Nothing is unpickled. Attentions from users' plug-ins are not in the file; the header names the plug-in files.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from ..storage import read_described, write_described
 from ..tokens import Reducer, reducers
 from .report import Report
 
-#: Files of models that reduce tokens have format 2, those with foveal attention 3, those of detectors and segmentors 4:
-#: one who reads less would build another model. Before 3 foveal attention had no first order, so specs in such files do
-#: not say that there is none.
+#: Format 2: models with token reduction; 3: with foveal attention; 4: detectors and segmentors. Older versions would
+#: silently build a different model. Before 3, foveal attention had no first-order correction, so those files do not
+#: name the option.
 FORMAT = 4
 _SINCE_3 = {"foveal": "order=0"}
 _KEY = "attendless"
@@ -48,23 +47,29 @@ _PREPARATION = (
     "label_names",
     "longest",
 )
-#: What a file may hold but a classifier: the name of a task → the model, given its backbone and what the file says.
+#: Tasks other than classification: name → function that builds the model from its backbone and the task's header.
 _TASKS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {}
 
 
 def register_task(name: str, build: Callable[[Any, dict[str, Any]], nn.Module]) -> None:
-    """Let files hold models for another task than classification. Such a model has `task` and `plan()`: the blueprint
-    of its backbone, and what `build` needs to know, as JSON, under `name` the task's."""
+    """Let files hold models for a task other than classification. Such a model has `task` and `plan()`, which returns
+    the blueprint of its backbone and a JSON object for `build`, with the task as its `name`."""
     _TASKS[name] = build
 
 
 def plan_of(model: Any) -> tuple[Blueprint, dict[str, Any] | None]:
-    """What a file says to have a model built again: its blueprint, or its backbone's and what is on it."""
+    """The blueprint of a model or of its backbone, and the header of its task, if any."""
     return model.plan() if hasattr(model, "task") else (blueprint(model), None)
 
 
 def save(model: nn.Module, path: str | Path, *, report: Report | None = None) -> None:
-    """Write `model` to `path`, whole or not at all; `report`, of its conversion, is kept with it."""
+    """Write `model` to `path`; a failure leaves no partial file.
+
+    Args:
+        model: an attendless or timm model, or a detector or segmentor of attendless.
+        path: the file to write, by custom `.safetensors`.
+        report: the report of the conversion, stored in the header.
+    """
     from ..version import __version__
 
     plan, task = plan_of(model)
@@ -81,7 +86,11 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
 
 
 def load(path: str | Path) -> Any:
-    """The model saved in `path`, on the CPU and in evaluation mode."""
+    """Load a model on the CPU, in evaluation mode.
+
+    Args:
+        path: a file that `save` wrote.
+    """
     text, tensors = _read(path)
     header = _header(path, text)
     _check_plugins(path, header)
@@ -89,11 +98,11 @@ def load(path: str | Path) -> Any:
         model = _on_task(Blueprint.from_dict(header).build(), header.get("task"))
     except UserError as error:
         raise UserError(f"{str(path)!r} cannot be built here: {error}") from None
-    except Exception as error:  # a header that lies can make constructors fail in any way
+    except Exception as error:  # constructors raise many types for wrong arguments
         raise UserError(f"{str(path)!r} does not describe a model that can be built: {error!r}") from None
     _check_names(path, model.state_dict(), tensors)
     check_finite(tensors.items(), f"the weights in {str(path)!r} are damaged")
-    # Copies, because a file's bytes lie in memory as they come, and unaligned weights may round differently.
+    # Copies, because tensors of a file may be unaligned in memory, and unaligned weights may round differently.
     model.load_state_dict({name: value.clone() for name, value in tensors.items()}, assign=True)
     preparation = {k: tuple(v) if isinstance(v, list) else v for k, v in header.get("preparation", {}).items()}
     model.pretrained_cfg = model.default_cfg = preparation
@@ -101,7 +110,7 @@ def load(path: str | Path) -> Any:
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
-    """What a saved file says of itself, without building the model."""
+    """The header of a saved file."""
     return _header(path, _read(path)[0])
 
 
@@ -116,7 +125,7 @@ def _name(spec: object) -> str:
 
 
 def _as_meant(header: dict[str, Any]) -> dict[str, Any]:
-    """A header of an older format with its specs in today's words: what was left out may mean something else by now."""
+    """Complete the specs in a header of an older format with options whose default has changed since."""
     layers = header.get("attention")
     if int(header["format"]) >= 3 or not isinstance(layers, list):
         return header
@@ -137,7 +146,7 @@ def _on_task(backbone: Any, about: dict[str, Any] | None) -> Any:
 
 
 def _preparation(model: nn.Module) -> dict[str, Any]:
-    """What the model says of its images and classes; of the classes only what is true of the classifier it has now."""
+    """Preprocessing and classes of a model; label names only if they fit its present classifier."""
     cfg = {key: value for key, value in image_config(model).items() if key in _PREPARATION}
     classes = getattr(model, "num_classes", None)
     if classes is not None:
@@ -148,7 +157,7 @@ def _preparation(model: nn.Module) -> dict[str, Any]:
 
 
 def _plugins(model: nn.Module) -> dict[str, str]:
-    """The attentions and reducers in a model that are not ours, and the name of the file each came from."""
+    """The attentions and reducers in a model that come from plug-ins, each with the name of its file."""
     kinds = {type(module) for module in model.modules() if isinstance(module, Attention | Reducer)}
     return {kind.name: Path(source).name for kind in sorted(kinds, key=lambda k: k.name) if (source := source_of(kind))}
 
@@ -163,7 +172,7 @@ def _check_plugins(path: str | Path, header: dict[str, Any]) -> None:
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The weights, each with memory of its own: safetensors stores no sharing."""
+    """Copies of the weights, because safetensors does not store shared memory."""
     weights = model.state_dict()
     if empty := next((name for name, value in weights.items() if value.is_meta), None):
         raise UserError(f"this {type(model).__name__} has no weights to save yet: {empty} is on the meta device")

@@ -1,12 +1,11 @@
-"""Less attention fitted to the model it is put into: Θ, Ψ and the mixing of heads by least squares, without training.
+"""Fit LaViT's attention to the model that it is put into: Θ, Ψ and the mixing of heads by least squares.
 
-    minimise ‖ Ψ (Σ_g m_hg S_g) Θᵀ - T_h ‖²        S the scores a layer is given, T those its original computes
+    minimise ‖ Ψ (Σ_g m_hg S_g) Θᵀ - T_h ‖²        S the scores that a layer receives, T those of its original
 
-over the scores of a few images, but for a constant in each row, which the softmax does not see. Heads come first, then
-Θ and Ψ by turns; the layers one after the other, each from what the fitted one before hands on. A softmax cares for a
-row's large scores, a square for all alike, so what is nearest by squares need not be what the model wants: of the Δ of
-all layers as much is taken (none, half or all) as brings the model's answers nearest to the original's, on images that
-were not fitted to.
+over the scores of a few images, up to a constant per row, to which the softmax is invariant. The heads are fitted
+first, then Θ and Ψ alternate. The layers are fitted in order, each to the output of the fitted one before. Least
+squares weight all scores of a row equally, but a softmax depends on the large ones. Therefore a factor of Δ (0, ½ or 1,
+one for all layers) is chosen that brings the outputs closest to the original's, on images that were not fitted to.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from ..errors import UserError
 from ..integrations.discovery import find_slots
 from ..integrations.slot import Slot
 
-#: Rounds of Θ and Ψ; how much the identity is preferred, as a share of the inputs' mean square; how much of Δ is tried.
+#: Rounds of Θ and Ψ; ridge towards the identity, relative to the inputs' mean square; factors of Δ that are tried.
 ROUNDS, RIDGE, FACTORS = 2, 0.1, (0.0, 0.5, 1.0)
-#: Bytes of scores that are held at a time; fewer images are taken where they would be more.
+#: Largest number of bytes of scores in memory; it limits the number of images.
 LARGEST = 2**30
 
 
@@ -38,7 +37,7 @@ def fits(slots: Iterable[Slot]) -> bool:
 
 
 def fit_to(student: Any, teacher: Any, images: Tensor | None) -> str:
-    """`fit`, if there are images, and a sentence on it."""
+    """Call `fit` if there are images; return a note for the report."""
     if images is None:
         return "less attention starts as a copy of the layer before: on images (--fit DIR) it is fitted to the original"
     return f"less attention was fitted to the original's scores on {fit(student, teacher, images)} images"
@@ -46,7 +45,7 @@ def fit_to(student: Any, teacher: Any, images: Tensor | None) -> str:
 
 @torch.no_grad()
 def fit(student: Any, teacher: Any, images: Tensor) -> int:
-    """Fit every less attention of `student` to the scores of `teacher`, in place; return on how many images."""
+    """Fit every LaViT attention of `student` to the scores of `teacher`, in place; return the number of images."""
     if len(images) < 4:
         raise UserError(f"{len(images)} images were given to fit to: expected 4 or more")
     places, originals = find_slots(student), find_slots(teacher)
@@ -84,7 +83,7 @@ def _numel(slot: Slot) -> int:
 
 
 def _answers(model: Any, images: Tensor, batch: int = 8) -> Tensor:
-    """Logarithms of the shares a model gives each class."""
+    """The log-probabilities of a model."""
     training, like = model.training, next(model.parameters())
     try:
         model.eval()
@@ -95,7 +94,7 @@ def _answers(model: Any, images: Tensor, batch: int = 8) -> Tensor:
 
 
 def _scores(model: Any, images: Tensor, attentions: dict[int, Any]) -> dict[int, Tensor]:
-    """The scores of some layers, by asking each for them when it is called."""
+    """The attention scores of some layers, recorded by hooks."""
     found: dict[int, list[Tensor]] = {i: [] for i in attentions}
 
     def asking(number: int) -> Callable[..., None]:
@@ -150,7 +149,7 @@ def _fit_layer(less: LaViTAttention, grid: Grid, S: Tensor, T: Tensor, factor: f
 
 
 def _maps(scores: Tensor) -> Tensor:
-    """[B, H, …, N, M] → [images, or windows of them; H, N, M]."""
+    """[B, H, …, N, M] → [images or windows, H, N, M]."""
     return scores.movedim(2, 1).flatten(0, 1) if scores.ndim == 5 else scores
 
 
@@ -160,7 +159,7 @@ def _centred(scores: Tensor) -> Tensor:
 
 def _fit_map(made: TokenMap, inputs: Tensor, targets: Tensor, grid: Grid, *, shared: bool, blind: bool = False) -> None:
     """Ridge regression of the last axis, towards the identity: (I + Δ) inputs ≈ targets, [B, H, R, n] each. A `blind`
-    Δ does not see what is the same for all of a row: it was fitted to rows without."""
+    Δ is invariant to a constant in each row, because it was fitted to centred rows."""
     X, Y = (a.flatten(0, 2)[None] if shared else a.transpose(0, 1).flatten(1, 2) for a in (inputs, targets))
     X, Y = X.double(), Y.double()
     gram = X.mT @ X

@@ -1,12 +1,13 @@
-"""Predictor add-ons: what an attention learned about which keys matter, in a small file of its own.
+"""Predictor add-ons: small files with the trained predictors of attentions that select their keys.
 
-A predictor is learned with the model around it left untouched, so it goes on top of the stock weights of the model it
-was learned for: `convert(model, "sparsifiner:keep=0.25", predictor="deit_tiny_patch16_224")`, a name that comes with
-attendless or a file's path. The file is safetensors; its header says which model and grid it was learned for, and how.
+A predictor is trained with the model frozen, so it is used with the stock weights of the model it was trained for:
+`convert(model, "sparsifiner:keep=0.25", predictor="deit_tiny_patch16_224")`, where the name is one that comes with
+attendless, or a path. The file is safetensors; its header names the model, the grid and the training.
 
-What is worth choosing depends on what becomes of the rest, so those that come with attendless were learned for one
-`rest` each. A model's name takes, for each layer, the one learned for its rest; `deit_tiny_patch16_224-dropped` is that
-one, whatever the rest. Where none was learned for it, a layer keeps the start it was made with, and a warning says so.
+The best keys depend on `rest`, the treatment of the other keys, so each predictor that comes with attendless was
+trained for one `rest`. A model's name takes, for each layer, the predictor for its `rest`;
+`deit_tiny_patch16_224-dropped` takes that one for every `rest`. A layer for whose `rest` there is none keeps its
+initial predictor, with a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _KEY = "attendless-predictor"
 
 
 def shipped() -> dict[str, Path]:
-    """The predictors that come with attendless, by the model each was learned for and, behind a dash, the rest."""
+    """The predictors that come with attendless, by `MODEL-REST`."""
     folder = Path(__file__).parents[1] / "predictors"
     return {path.stem: path for path in sorted(folder.glob("*.safetensors"))}
 
@@ -40,12 +41,12 @@ def shipped_models() -> list[str]:
 
 
 def predicts(attention: nn.Module) -> bool:
-    """Whether an attention has a predictor that learns."""
+    """Whether an attention has a trainable predictor."""
     return isinstance(attention, HasPredictor)
 
 
 def save_predictor(slots: Sequence[Slot], model: str, path: str | Path, card: Mapping[str, Any] | None = None) -> None:
-    """Write the predictors of a model's attentions; `card` says how they came about."""
+    """Write the predictors of a model's attentions; `card` describes the training."""
     found = {i: slot for i, slot in enumerate(slots) if predicts(slot.attn)}
     if not found:
         raise UserError("no attention of this model has a predictor to save")
@@ -60,7 +61,7 @@ def save_predictor(slots: Sequence[Slot], model: str, path: str | Path, card: Ma
 
 
 def read_predictor(name: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the weights of a predictor, given by its file or by the name of one that is shipped."""
+    """The header and the weights of a predictor, given by its path or by the name of a shipped one."""
     known = shipped()
     path = known.get(str(name), Path(name))
     if not path.is_file():
@@ -72,7 +73,7 @@ def read_predictor(name: str | Path) -> tuple[dict[str, Any], dict[str, Tensor]]
 
 
 def put_predictor(slots: Sequence[Slot], name: str | Path) -> None:
-    """Load a predictor into every attention that has one; it is resampled to the grid it now stands on."""
+    """Load a predictor into every attention that has one, resampled to the grid of its layer."""
     places = {i: slot for i, slot in enumerate(slots) if predicts(slot.attn)}
     if not places:
         raise UserError(f"predictor {str(name)!r} was given, but no attention here has one: sparsifiner has")
@@ -82,7 +83,7 @@ def put_predictor(slots: Sequence[Slot], name: str | Path) -> None:
 
 
 def _for_each_rest(places: Mapping[int, Slot], model: str) -> dict[str | Path, dict[int, Slot]]:
-    """The predictors of a model, and the layers each was learned for."""
+    """The predictors of a model, and the layers whose `rest` each was trained for."""
     found: dict[str | Path, dict[int, Slot]] = {}
     for rest in sorted({_rest(slot) for slot in places.values()}):
         if f"{model}-{rest}" in shipped():
@@ -98,7 +99,7 @@ def _for_each_rest(places: Mapping[int, Slot], model: str) -> dict[str | Path, d
 
 
 def _rest(slot: Slot) -> str:
-    """What becomes of the keys that are not chosen there."""
+    """The treatment of keys that are not selected."""
     return str(getattr(slot.attn.options, "rest", "dropped"))
 
 

@@ -1,4 +1,4 @@
-"""What a conversion did, layer by layer: for people as a table, for programs as JSON."""
+"""The report of a conversion, layer by layer: a table for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ..integrations.weights import check_finite
 from ..sizes import size_text
 from .breakeven import LARGEST
 
-#: Decisions that leave a layer as it was, because what was asked for does not pay there.
+#: Decisions that leave a layer as it was, because the requested attention does not pay there.
 LEFT_FULL, LEFT, NOT_CHOSEN = "left full", "left as it was", "not chosen"
-#: And one because nothing else can stand there.
+#: Decision that leaves a layer as it was, because its attention cannot be exchanged.
 KEPT = "kept"
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """One layer: the attention asked for and the one that now stands there, why, its weights, its cost."""
+    """One layer: the attention asked for and the present one, the decision and its reason, weights, and costs."""
 
     name: str
     grid: str
@@ -49,7 +49,7 @@ class LayerReport:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far the converted model's outputs are from the original's on the same images, or on `noise`."""
+    """The difference between the outputs of the converted and the original model on the same images, or on `noise`."""
 
     images: int
     largest: float
@@ -66,7 +66,7 @@ class Difference:
 
 
 def difference(original: nn.Module, converted: nn.Module, images: Tensor) -> Difference:
-    """Run both models on `images`. The relative difference is ‖a − b‖ / ‖a‖."""
+    """Compare the outputs a, b of two models on `images`. The relative difference is ‖a − b‖ / ‖a‖."""
     modes = original.training, converted.training
     with torch.no_grad():
         a, b = (_tensor(model.eval()(images)).flatten(1).double() for model in (original, converted))
@@ -84,8 +84,8 @@ def _tensor(output: Any) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """What reduces the tokens, how many enter each layer and, if any is read there, leave the last, and which of its
-    weights are new."""
+    """A token reducer: its spec, the number of tokens that enter each layer and (without a tail) leave the last one,
+    and the names of its new weights."""
 
     tokens: str
     counts: tuple[int, ...]
@@ -93,7 +93,7 @@ class Reduction:
 
     @classmethod
     def of(cls, backbone: Any) -> Reduction | None:
-        """That of a backbone; None if nothing reduces its tokens."""
+        """The reduction of a backbone; None if it has no token reducer."""
         if not backbone.tokens:
             return None
         *rows, head = backbone.costs()
@@ -108,12 +108,16 @@ class Reduction:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A conversion: the model, its input size, every layer, and the weights outside the attentions (all copied).
+    """A conversion.
 
-    `pays_from` is the smallest square size at which one of the layers that were left as they were would be converted.
-    `random_weights`: nothing was ever loaded into the model. `unserved`: paths of attentions that were found and cannot
-    be exchanged, and why. `tail`: the last layer computes for the class token alone. `note`: what else to
-    know.
+    model, size: name of the model and its input size
+    layers: every layer
+    elsewhere: number of weights outside the attentions, all copied
+    pays_from: smallest square size at which one of the layers that were left would be converted
+    random_weights: the model has no trained weights
+    unserved: paths of attentions that cannot be exchanged, with the reason
+    tail: the last layer computes for the class token alone
+    note: further remarks
     """
 
     model: str
@@ -163,7 +167,7 @@ class Report:
         }
 
     def summary(self) -> list[str]:
-        """What to know first, in a few lines."""
+        """The most important facts, in a few lines."""
         share, done = self.before.share, [x for x in self.layers if x.decision == "converted"]
         lines = [
             f"{self.model} at {self.size[0]}x{self.size[1]}: the attention core is {share:.1%} of the blocks' MACs, "
@@ -202,7 +206,7 @@ class Report:
         return left + (f", {len(kept)} kept ({kept[0]})" if kept else "")
 
     def _nothing(self) -> str:
-        """Why nothing was converted, and where it would be worth while."""
+        """Why nothing was converted, and the size at which a conversion would pay."""
         asked, reason = self.left[0].asked, self.left[0].reason
         better = f"it should pay from {self.pays_from} px" if self.pays_from else f"nor at any size up to {LARGEST} px"
         fewer = "" if self.reduction else "; fewer tokens pay at any size, such as tome:r=8"
@@ -222,7 +226,7 @@ class Report:
 
 
 def folded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Rows about layers that follow each other and say the same become one: `blocks.0`, …, `blocks.11` → `blocks.0–11`.
+    """Merge rows of consecutive layers with equal cells: `blocks.0`, …, `blocks.11` → `blocks.0–11`.
 
     The first cell is the layer's name.
     """

@@ -1,4 +1,4 @@
-"""MODEL as the command line and Python take it: a name timm knows, a file that `save` wrote, a Hugging Face folder."""
+"""Open MODEL as the command line and Python take it: a timm name, a file of `save`, or a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ def open_model(
 ) -> Any:
     """Build `model`, load `weights` from a file, set its input size and convert it to `attention` and `tokens`.
 
-    Without these the model stays what it is. Where attending less cannot pay at this size a layer stays full, as in
-    `convert`, unless `below_breakeven="keep"`. Without `num_classes` the weights decide how many there are; if it
-    differs from theirs, the classifier starts anew, ready to be trained. `pretrained` fetches timm's weights, unless
-    `weights` are given: then the file is used. `readout` is `convert`'s: whether the last layer is computed for the
-    class token alone. A file with a detector or segmentor is refused, or with
-    `tasks` returned as it is.
+    Args:
+        model: a model name of timm or attendless, a file that `save` wrote, or a folder of `save_pretrained`.
+        attention, tokens, layers, below_breakeven, predictor, readout: as in `convert`; the model is converted only if
+            `attention` or `tokens` is given.
+        weights: file of weights to load.
+        size: input size; default: the model's own.
+        num_classes: default: that of the weights. If it differs from theirs, the classifier is initialised anew.
+        pretrained: fetch timm's weights, unless `weights` are given.
+        tasks: also return a detector or segmentor; by default a file that holds one is refused.
     """
     target = None if size is None else parse_size(size)
     path = Path(model)
@@ -71,7 +74,9 @@ def open_model(
             _load_and_resize(built, read_weights(weights), num_classes, target)
         elif target is not None:
             resize(built, target)
-    asked = _is_ours(str(model)) and layers is None and below_breakeven == "keep" and predictor is None  # built with it
+    asked = (
+        _is_ours(str(model)) and layers is None and below_breakeven == "keep" and predictor is None
+    )  # the constructor took it
     if asked:
         attention = None
     if attention is None and tokens is None and readout in (None, getattr(built, "readout", False)):
@@ -101,7 +106,7 @@ def comparable(opening: Mapping[str, Any], attentions: Sequence[str], tokens: Se
 
 
 def random_weights(model: str | Path, *, weights: str | Path | None = None, pretrained: bool = False) -> bool:
-    """Whether `open_model` would leave the model with the random weights it was built with, or was saved with."""
+    """Whether `open_model` returns a model whose weights were never trained."""
     if weights is not None:
         return False
     if Path(model).is_file():
@@ -111,7 +116,7 @@ def random_weights(model: str | Path, *, weights: str | Path | None = None, pret
 
 
 def _on_disk(model: str | Path) -> bool:
-    """Whether MODEL is a file or folder; a folder that happens to be called like a model of timm's is not meant."""
+    """Whether MODEL is a file or folder; the name of a timm model takes precedence over a folder of that name."""
     path = Path(model)
     return bool(str(model)) and (path.is_file() or (path.is_dir() and not timm.is_model(str(model))))
 
@@ -126,12 +131,12 @@ def _create(name: str, attention: str | None, num_classes: int | None, pretraine
 
 
 def _is_ours(name: str) -> bool:
-    """Whether the name is one of attendless's models, whose constructor takes the attention itself."""
+    """Whether the name is that of an attendless model, whose constructor takes the attention."""
     return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("attendless.")
 
 
 def _load_and_resize(model: Any, weights: Any, num_classes: int | None, size: tuple[int, int] | None) -> None:
-    """Position embeddings are resampled once: from the weights' own grid to that of `size`."""
+    """Load and resize; position embeddings are resampled once, from the grid of the weights to that of `size`."""
     positions = weights.get("pos_embed")
     native = positions is None or getattr(model, "pos_embed", None) is None or positions.shape == model.pos_embed.shape
     if size is not None and not native:
@@ -142,7 +147,7 @@ def _load_and_resize(model: Any, weights: Any, num_classes: int | None, size: tu
 
 
 def unknown_model(name: str) -> UserError:
-    """The error for a MODEL that is neither on disk nor known to timm, with the likeliest names."""
+    """The error for a MODEL that is neither on disk nor known to timm, with similar names."""
     if "/" in name or name.endswith(".safetensors"):
         return UserError(f"model {name!r}: no such file, and no such name in timm")
     close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)

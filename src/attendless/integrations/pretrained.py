@@ -1,4 +1,4 @@
-"""timm's pretrained weights: fetched, or kept from the last time. Without a network that fails in seconds."""
+"""Fetch timm's pretrained weights, or use the cached ones; without a network, fail within seconds."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import timm
 
 from ..errors import UserError
 
-#: Seconds within which whoever has the weights must answer at all.
+#: Timeout in seconds of the first request to the server.
 _PATIENCE = 5.0
 
 
 def create_pretrained(name: str, **arguments: Any) -> Any:
-    """timm's model `name` with its pretrained weights."""
+    """Create timm's model `name` with its pretrained weights."""
     with offline_if_unreachable():
         try:
             return timm.create_model(name, pretrained=True, **arguments)
         except UserError:
             raise
-        except Exception as error:  # every library on the way has its own
+        except Exception as error:  # each library involved raises its own types
             why = " ".join(str(error).split()).partition(". ")[0] or type(error).__name__
             raise UserError(
                 f"the pretrained weights of {name!r} could not be fetched: {why}. If they are in a file, give it as "
@@ -33,8 +33,8 @@ def create_pretrained(name: str, **arguments: Any) -> Any:
 
 @contextlib.contextmanager
 def offline_if_unreachable() -> Iterator[None]:
-    """Hugging Face's library tries again and again for the better part of a minute before it says that nobody answers,
-    or looks at what it has kept. Asked to stay offline, it looks there at once."""
+    """Set Hugging Face's library offline if its server does not respond. It would otherwise retry for most of a minute
+    before it uses its cache."""
     try:
         from huggingface_hub import constants
     except ImportError:
@@ -49,7 +49,7 @@ def offline_if_unreachable() -> Iterator[None]:
 
 
 def _answers(address: str) -> bool:
-    """Whether anybody answers there, whatever the answer; proxies of the environment are used."""
+    """Whether a server responds at `address`, with any status; uses the proxies of the environment."""
     try:
         with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=_PATIENCE):
             return True

@@ -1,4 +1,4 @@
-"""Another input size, of any aspect: position embeddings are resampled as timm does, attentions resize themselves."""
+"""Move a model to another input size of any aspect ratio; position embeddings are resampled as timm does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def resize(model: Any, size: tuple[int, int]) -> None:
         model.set_input_size(img_size=size, **_windows(model))
         if isinstance(model, VisionTransformer) and before is not None and model.pos_embed is positions:
             _resample_same_count(model, before)
-    # A model without a size of its own takes any; what evaluates it learns the size here.
+    # A model without a fixed size takes any; evaluation reads the size here.
     model.pretrained_cfg = {**image_config(model), "input_size": (channels(model), *size)}
     for slot in timm_inplace.find(model) if timm_inplace.supports(model) else ():
         if isinstance(slot.attn, Attention):
@@ -31,7 +31,7 @@ def resize(model: Any, size: tuple[int, int]) -> None:
 
 
 def _windows(model: Any) -> dict[str, Any]:
-    """Swin keeps the windows it was trained with; timm would scale them with the image."""
+    """Keep the windows that a Swin was trained with; timm would scale them with the image."""
     if not isinstance(model, SwinTransformer):
         return {}
     stages: Any = model.layers
@@ -40,9 +40,9 @@ def _windows(model: Any) -> dict[str, Any]:
 
 
 def check_patches(embed: Any, size: tuple[int, int]) -> None:
-    """Raise unless images of `size` are cut into whole patches."""
+    """Raise unless images of `size` have a whole number of patches."""
     patch, pads = getattr(embed, "patch_size", None), getattr(embed, "dynamic_img_pad", False)
-    # Our pyramids pad, so they have no patch size to insist on.
+    # Hierarchical attendless models pad, and have no `patch_size`.
     if patch and any(s < p or (s % p and not pads) for s, p in zip(size, patch, strict=True)):
         near = dict.fromkeys(size_text(found) for found in zip(*map(_nearest, size, patch), strict=True))
         raise UserError(
@@ -52,12 +52,12 @@ def check_patches(embed: Any, size: tuple[int, int]) -> None:
 
 
 def _nearest(side: int, patch: int) -> tuple[int, int]:
-    """The longest side of whole patches that is not longer, and the shortest that is not shorter."""
+    """The nearest sides of whole patches, below and above."""
     return max(side // patch, 1) * patch, max(-(-side // patch), 1) * patch
 
 
 def _resample_same_count(model: Any, before: tuple[int, int]) -> None:
-    """timm before 1.0.31 leaves positions alone whose number stays; from 14x14 to 7x28 they must be resampled too."""
+    """Resample positions whose number stays, such as from 14x14 to 7x28; timm before 1.0.31 does not."""
     after = model.patch_embed.grid_size
     if model.pos_embed is None or before == after:
         return

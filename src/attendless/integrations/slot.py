@@ -53,6 +53,7 @@ class Slot:
     fixed: why the attention cannot be exchanged; empty if it can
     full: whether the model's own attention is full attention
     folds: whether attendless computes the model's own full attention in less time or memory
+    costs: the costs counted so far, by attention
     """
 
     name: str
@@ -64,7 +65,7 @@ class Slot:
     fixed: str = ""
     full: bool = True
     folds: bool = False
-    _costs: WeakKeyDictionary[nn.Module, Macs] = dataclasses.field(default_factory=WeakKeyDictionary, repr=False)
+    costs: WeakKeyDictionary[nn.Module, Macs] = dataclasses.field(default_factory=WeakKeyDictionary, repr=False)
 
     @property
     def block(self) -> Any:
@@ -109,9 +110,9 @@ class Slot:
     def now(self) -> Macs:
         """The cost of the present attention, counted once."""
         attn = self.attn
-        if attn not in self._costs:
-            self._costs[attn] = self.adapter.cost(self, attn if isinstance(attn, Attention) else None)
-        return self._costs[attn]
+        if attn not in self.costs:
+            self.costs[attn] = self.adapter.cost(self, attn if isinstance(attn, Attention) else None)
+        return self.costs[attn]
 
     @property
     def total(self) -> Macs:

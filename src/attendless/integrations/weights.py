@@ -1,4 +1,4 @@
-"""Weights from a file into a model that may be of another size or have another classifier."""
+"""Load weights from a file into a model of any input size and number of classes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..sizes import image_config
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a PyTorch checkpoint read without running code."""
+    """The tensors of a safetensors file, or of a PyTorch checkpoint, read without unpickling code."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"weights {str(path)!r}: no such file")
@@ -30,7 +30,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             raise UserError(f"weights {str(path)!r} are damaged or not a safetensors file: {error}") from None
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a file of another kind makes the reader do
+    except Exception as error:  # the reader raises many types for other files
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"weights {str(path)!r} cannot be read as plain tensors: {reason}") from None
     for wrapper in ("state_dict_ema", "model_ema", "state_dict", "model"):
@@ -42,7 +42,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 
 
 def check_finite(tensors: Iterable[tuple[str, Tensor]], whose: str) -> None:
-    """Raise if any of the named tensors holds NaN or infinity: whatever is computed with it means nothing."""
+    """Raise if any of the named tensors holds NaN or infinity."""
     for name, value in tensors:
         if value.is_floating_point() and not value.is_meta and not bool(torch.isfinite(value).all()):
             bad = int((~torch.isfinite(value)).sum())
@@ -52,8 +52,8 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], whose: str) -> None:
 def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None = None) -> None:
     """Load `weights` into `model`, in place.
 
-    The classifier takes as many classes as the weights have, unless `num_classes` says otherwise: then one that does
-    not fit keeps its start. Everything else must fit.
+    Without `num_classes` the classifier is resized to the classes of the weights. With it, a classifier that does not
+    fit keeps its initial weights. Everything else must fit.
     """
     heads = _classifiers(model)
     found = next((weights[f"{head}.weight"].shape[0] for head in heads if f"{head}.weight" in weights), None)
@@ -79,7 +79,7 @@ def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None
 
 
 def _adapt(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Weights as published → under the model's names, positions resampled to its grid."""
+    """Rename published weights to the model's names, and resample positions to its grid."""
     if isinstance(model, VisionTransformer):
         return checkpoint_filter_fn(weights, model)
     return fit_attention(from_pyramids(weights), model) if isinstance(model, Pyramid) else weights

@@ -18,15 +18,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ...attention import Attention, Spec, parse
-from ...backbones import (
-    BBViT,
-    CeiT,
-    Columnar,
-    ColumnarDistilled,
-    LVViT,
-    Pyramid,
-    Stemmed,
-)
+from ...backbones import BBViT, CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed
 from ...backbones.class_token_tail import READOUT
 from ...backbones.columnar import replaced_outputs
 from ...errors import UserError, unknown
@@ -34,14 +26,7 @@ from ...sizes import input_size, model_name
 from ..discovery import exchangeable, find_slots
 from ..resize import resize
 from ..timm_inplace import slots as timm_inplace
-from .arguments import (
-    bbvit,
-    ceit,
-    column,
-    layer,
-    pyramid,
-    stemmed,
-)
+from .arguments import bbvit, ceit, column, layer, pyramid, stemmed
 
 BACKBONES: dict[str, type[nn.Module]] = {
     "columnar": Columnar,
@@ -224,13 +209,13 @@ def blueprint(model: Any) -> Blueprint:
         layers = tuple(str(getattr(block.attn, "spec", "full")) for block in model.blocks)
         return Blueprint(description, layers, getattr(model, "tokens", ""), getattr(model, READOUT, False))
     name = model_name(model)
-    if not timm.is_model(name) or not exchangeable(model):
+    if not timm.is_model(name) or not exchangeable(model) or not hasattr(model, "num_classes"):
         raise UserError(
             f"this {type(model).__name__} cannot be saved: a file can describe timm's VisionTransformer, and other "
             "models that attendless converts if they were built by a name timm knows. Of other models save the weights "
             "(model.state_dict()), and convert the model again after loading them"
         )
-    arguments = {"name": name, "num_classes": _classes(model), "size": list(input_size(model))}
+    arguments = {"name": name, "num_classes": int(model.num_classes), "size": list(input_size(model))}
     specs = [slot.spec for slot in find_slots(model)]
     found = Blueprint(Description("timm", arguments), tuple(None if spec is None else str(spec) for spec in specs))
     if wrong := differences(model, found.build()):
@@ -243,7 +228,3 @@ def _by_name(name: str, num_classes: int, size: list[int]) -> Any:
     if input_size(model) != tuple(size):
         resize(model, (size[0], size[1]))
     return model
-
-
-def _classes(model: Any) -> int:
-    return int(model.num_classes)

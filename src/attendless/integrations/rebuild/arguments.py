@@ -1,4 +1,4 @@
-"""Constructor's arguments read off a model's modules, as plain data."""
+"""Read the constructor arguments of a model from its modules, as plain data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOMES: dict[str, Any] = {"nn": nn, "timm": timm.layers}
 
 
 def column(model: Any) -> dict[str, Any]:
-    """The arguments of `VisionTransformer` and of our columnar backbone."""
+    """The arguments of `VisionTransformer` and of `Columnar`."""
     _check_parts(model)
     patch, block = model.patch_embed, model.blocks[0]
     attn, mlp = block.attn, block.mlp
@@ -42,7 +42,7 @@ def column(model: Any) -> dict[str, Any]:
         "scale_attn_norm": _present(attn.norm),
         "scale_mlp_norm": _present(getattr(mlp, "norm", nn.Identity())),
         "proj_bias": getattr(attn.proj, "bias", None) is not None,
-        # What matters is whether there is a LayerScale: its values are weights.
+        # Whether there is a LayerScale; its values are weights.
         "init_values": getattr(block.ls1, "init_values", 1e-5) if _present(block.ls1) else None,
         "class_token": model.cls_token is not None,
         "pos_embed": "none" if model.pos_embed is None else "learn",
@@ -67,26 +67,26 @@ def column(model: Any) -> dict[str, Any]:
 
 
 def stemmed(model: Any) -> dict[str, Any]:
-    """The arguments of our `Stemmed` and `LVViT`: a column's, and their own."""
+    """The arguments of `Stemmed` and `LVViT`."""
     stem = model.patch_embed
     own = {"in_chans": stem.conv1.in_channels, "stem": model.stem, "kernels": list(stem.kernels), "skip": model.skip}
     return {**column(model), "init_values": None, **own}
 
 
 def bbvit(model: Any) -> dict[str, Any]:
-    """The arguments of our `BBViT`."""
-    # timm's word for the biases of the output projection and of the MLP; the former may not be there.
+    """The arguments of `BBViT`."""
+    # In timm, `proj_bias` is also the bias of the MLP; the output projection may be absent.
     biased = model.blocks[0].mlp.fc2.bias is not None
     return {**column(model), "proj_bias": biased, "out_proj": model.out_proj}
 
 
 def ceit(model: Any) -> dict[str, Any]:
-    """The arguments of our `CeiT`."""
+    """The arguments of `CeiT`."""
     return {**column(model), "in_chans": model.patch_embed.conv.in_channels, "stem": model.stem}
 
 
 def pyramid(model: Any) -> dict[str, Any]:
-    """The arguments of our `Pyramid`."""
+    """The arguments of `Pyramid`."""
     patch, stages, block = model.patch_embed, list(model.stages), model.stages[0].blocks[0]
     firsts = [stage.blocks[0] for stage in stages]
     return {
@@ -122,7 +122,7 @@ def _embedding(model: Any) -> str:
         return "overlap"
     if not _present(model.patch_embed.norm):
         return "pool"
-    # With one stage there is nothing to merge, and nothing to tell.
+    # With one stage, `merge` and `patch` are the same.
     return "merge" if all(isinstance(stage.downsample, Merge) for stage in model.stages[1:]) else "patch"
 
 
@@ -141,7 +141,7 @@ def _mlp(mlp: Any) -> str:
 
 
 def _check_parts(model: Any) -> None:
-    """Parts whose forward differs though their weights may look alike."""
+    """Raise for parts whose forward may differ though their weights have the same shapes."""
     if type(model.patch_embed) not in (timm.layers.PatchEmbed, ConvStem, PooledStem):
         raise UserError(
             f"patch embedding {type(model.patch_embed).__name__} is not supported: only timm's PatchEmbed is"
@@ -160,13 +160,13 @@ def _present(module: nn.Module) -> bool:
 
 
 def ratio(hidden: int, dim: int) -> float:
-    """A ratio from which timm's `int(dim * ratio)` gives `hidden` back."""
+    """A ratio for which timm's `int(dim * ratio)` is `hidden`."""
     ratio = hidden / dim
     return ratio if int(dim * ratio) == hidden else (hidden + 0.5) / dim
 
 
 def layer_text(module: Any) -> str:
-    """A layer's class, with its eps if it is a norm: `nn.GELU`, `timm.LayerNorm:eps=1e-06`."""
+    """The text of a layer's class, with the eps of a norm: `nn.GELU`, `timm.LayerNorm:eps=1e-06`."""
     cls = type(module)
     if cls is timm.layers.GluMlp and not module.gate_last:
         return "timm.SwiGLUPacked"
@@ -179,7 +179,7 @@ def layer_text(module: Any) -> str:
 
 
 def layer(text: str | None) -> Any:
-    """The inverse of `layer_text`: a constructor."""
+    """The inverse of `layer_text`; returns a constructor."""
     if text is None:
         return None
     path, _, eps = text.partition(":eps=")

@@ -48,6 +48,8 @@ def find(backbone: Any, size: Size | None = None) -> list[Slot]:
     for row in backbone.costs():
         if row.spec is not None:
             adapter = BlockAttention(backbone.get_submodule(row.name))
-            others = row.macs - adapter.attn.macs(row.grid)
-            found.append(Slot(row.name, row.grid, backbone, adapter, input_size(backbone), others))
+            own = adapter.attn.macs(row.grid)
+            slot = Slot(row.name, row.grid, backbone, adapter, input_size(backbone), row.macs - own)
+            slot.costs[adapter.attn] = own
+            found.append(slot)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from math import ceil
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from timm.models.pvt_v2 import PyramidVisionTransformerV2
 from timm.models.swin_transformer import SwinTransformer
@@ -23,19 +23,6 @@ from ...sizes import Size
 class TimmBlock(nn.Module):
     """A block of timm's with an attendless attention; every other part is timm's, under its name."""
 
-    attn: Any
-    norm1: Any
-    norm2: Any
-    norm3: Any
-    mlp: Any
-    local_mp: Any
-    drop_path1: Any
-    drop_path2: Any
-    drop_path3: Any
-    gamma1: Any
-    gamma2: Any
-    gamma3: Any
-
     def __init__(self, block: Any, attn: Attention) -> None:
         super().__init__()
         for name, child in block.named_children():
@@ -44,6 +31,10 @@ class TimmBlock(nn.Module):
             self.register_parameter(name, value)
         if hasattr(block, "drop_path"):  # timm before 1.0.21: one for all branches of XCiT's block
             self.drop_path1 = self.drop_path2 = self.drop_path3 = block.drop_path
+
+    if TYPE_CHECKING:  # the parts are timm's
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def attend(self, x: Tensor, grid: Grid, scale: Tensor | float = 1.0) -> Tensor:
         """x [B, N, C] → x + scale · attention(norm x)."""
