@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from attendless import execution
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.measure.memory import peak_memory
 from attendless.sparse import blocks, patterns
 from attendless.sparse import foveal as definition
@@ -207,7 +207,7 @@ def compete(
     calls = {name: (step if training else forward)(run) for name, run in runs.items()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a compiler's, about itself
-        result = race(calls, rounds=options.rounds, budget=options.budget, max_rounds=200)
+        result = interleave(calls, rounds=options.rounds, budget=options.budget, max_rounds=200)
     what = "training step" if training else "forward"
     print(f"{tokens} tokens, keep {keep}, {threads} thread{'s'[: threads > 1]}, {what}", flush=True)
     rows = []

@@ -17,7 +17,7 @@ from halves import thread_seconds
 from study import table
 
 from attendless import execution
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.stamp import stamp, stamp_line
 
 
@@ -45,7 +45,7 @@ def row(name: str, tokens: int, budget: float) -> list[str]:
     }
     if not torch.equal(calls["copied"](), calls["bf16"]()):
         raise SystemExit(f"{name} of {tokens} tokens: the kernel rounds otherwise than a copy does")
-    found = race(calls, timer=thread_seconds, budget=budget)
+    found = interleave(calls, timer=thread_seconds, budget=budget)
     compared = found.compare("bf16", "copied")
     low_end, high_end = compared.quartiles
     ms = [f"{1e3 * found.median(call):.2f}" for call in calls]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from attendless import Attention, Context, Grid, create
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.stamp import stamp, stamp_line
 from attendless_cli.output import write_json
 
@@ -74,7 +74,7 @@ def main() -> None:
         grid = Grid(side, side, options.prefix)
         layers = {spec: create(spec, options.dim, options.heads, grid=grid).eval() for spec in specs}
         x = torch.randn(1, grid.tokens, options.dim)
-        result = race(
+        result = interleave(
             {spec: call(layer, x, Context(grid)) for spec, layer in layers.items()},
             budget=options.budget,
             rounds=options.rounds,

@@ -17,7 +17,7 @@ import torch
 from study import table
 from torch.nn import functional as F
 
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.sparse import fused
 from attendless.stamp import stamp, stamp_line
 
@@ -46,7 +46,7 @@ def row(tokens: int, width: int, budget: float) -> list[str]:
         "fused": lambda: F.scaled_dot_product_attention(q, k, v, scale=width**-0.5).backward(given),
         "products": lambda: fused.attend(q, k, v, scale=width**-0.5).backward(given),
     }
-    found = race(calls, timer=thread_seconds, budget=budget)
+    found = interleave(calls, timer=thread_seconds, budget=budget)
     compared = found.compare("products", "fused")
     low, high = compared.quartiles
     ms = [f"{1e3 * found.median(name):.1f}" for name in calls]

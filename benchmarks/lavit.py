@@ -76,8 +76,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--more", nargs="+", default=[], help="FOLDER:TIMES, for distil: other pictures to learn from")
     stages = {
-        "saturation": saturation, "fit": fitted, "distil": distilled, "time": race, "ablate": ablate, "report": report,
-    }  # fmt: skip
+        **{"saturation": saturation, "fit": fitted, "distil": distilled},
+        **{"time": interleave, "ablate": ablate, "report": report},
+    }
     parser.add_argument("--stage", nargs="+", choices=stages, default=list(stages))
     parser.add_argument("--only", default="", help="of each stage: only what this regular expression finds")
     parser.add_argument("--images", type=int, help="how many images of EVAL, spread over all of them (default: all)")
@@ -185,7 +186,7 @@ def judge(args: argparse.Namespace, dense: Any, make: dict[str, Callable[[], Any
     write(args.out / "rows.json", found | {"stamp": stamp()})
 
 
-def race(args: argparse.Namespace) -> None:
+def interleave(args: argparse.Namespace) -> None:
     found = read(args.out / "times.json")
     dense = open_model(MODEL, weights=args.weights)
     for vanilla in VANILLA:

@@ -12,7 +12,7 @@ import torch
 
 import attendless
 from attendless.convert import open_model
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.sizes import input_size
 from attendless.stamp import stamp, stamp_line
 
@@ -29,7 +29,7 @@ def main() -> None:
         attendless.maps(asked, image, query=(20, 20))
         attendless.maps(asked, image)
         with torch.inference_mode():
-            timed = race({"never": partial(never, image), "asked": partial(asked, image)}, budget=args.budget)
+            timed = interleave({"never": partial(never, image), "asked": partial(asked, image)}, budget=args.budget)
         found = timed.compare("asked", "never")
         verdict = "distinguishable" if found.distinguishable else "not distinguishable"
         low, high = found.interval

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import attendless
 from attendless import UserError
-from attendless.measure.clock import device_timer, enough, race
+from attendless.measure.clock import device_timer, enough, interleave
 from attendless.measure.memory import peak_memory
 from attendless.sizes import size_text
 from attendless.stamp import stamp, stamp_line
@@ -176,7 +176,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         contestants[attention] = Images(less.eval(), row.frames)
     calls = {key: call(each, images) for key, each in contestants.items()}
     timer = processor_seconds if options.busy else device_timer()
-    found = race(calls, timer=timer, budget=max(options.budget, options.pairs * sum(map(timer, calls.values()))))
+    found = interleave(calls, timer=timer, budget=max(options.budget, options.pairs * sum(map(timer, calls.values()))))
     exact, _ = attending(row, copy.deepcopy(model), row.exact, keep=True)
     with torch.inference_mode():
         a, b = contestants["as it comes"](images), Images(exact.eval(), row.frames)(images)
@@ -262,9 +262,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", help=f"parts of models' names (default: all): {', '.join(ROWS)}")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of the race of each model, at least")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds of the interleave of each model, at least")
     parser.add_argument("--pairs", type=int, default=10, help="of turns at least (fewer than 8 give no verdict)")
-    parser.add_argument("--no-time", dest="time", action="store_false", help="race no models")
+    parser.add_argument("--no-time", dest="time", action="store_false", help="interleave no models")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure no memory")
     parser.add_argument("--json", type=Path, default=Path("models.json"), help="the file that keeps what was measured")
     parser.add_argument("--into", type=Path, help="put the table into this page")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 import timm
 import torch
 
-from attendless.measure.clock import Comparison, race
+from attendless.measure.clock import Comparison, interleave
 from attendless.stamp import stamp, stamp_line
 
 # It ends with whoever started it, even if that is killed.
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def trial(reference: Callable[[], None], contestant: Callable[[], None], seed: int) -> Comparison:
-    return race({"reference": reference, "contestant": contestant}, seed=seed).compare("contestant", "reference")
+    return interleave({"reference": reference, "contestant": contestant}, seed=seed).compare("contestant", "reference")
 
 
 def slowed(call: Callable[[], None], by: float) -> Callable[[], None]:

@@ -15,7 +15,7 @@ from halves import thread_seconds
 from study import table
 
 from attendless import execution
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.sparse.operations import remaining
 from attendless.stamp import stamp, stamp_line
 
@@ -43,7 +43,7 @@ def row(batch: int, heads: int, tokens: int, budget: float) -> list[str]:
         with execution(by):
             return remaining(q, k, v, scale=64**-0.5, key_bias=bias)
 
-    found = race({by: lambda by=by: attend(by) for by in ("sdpa", "native")}, timer=thread_seconds, budget=budget)
+    found = interleave({by: lambda by=by: attend(by) for by in ("sdpa", "native")}, timer=thread_seconds, budget=budget)
     compared = found.compare("native", "sdpa")
     low, high = compared.quartiles
     ms = [f"{1e3 * found.median(by):.2f}" for by in ("sdpa", "native")]

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 import attendless
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.stamp import stamp, stamp_line
 
 #: In the order of the layers.
@@ -48,13 +48,13 @@ def main() -> None:
         layers, x = {name: layer(kind, name, args.size) for name in names}, tokens(kind, args.size)
         with torch.inference_mode():
             exact = layers["timm"](x)
-            raced = race({name: partial(one, x) for name, one in layers.items()}, budget=args.budget)
+            timings = interleave({name: partial(one, x) for name, one in layers.items()}, budget=args.budget)
             for name, one in layers.items():
                 again = [sys.executable, __file__, "--once", kind, name, "--size", str(args.size)]
                 used = subprocess.run(again, check=True, capture_output=True, text=True).stdout.split()[-1]
-                found, off = raced.compare(name, "timm"), float((one(x) - exact).abs().max())
+                found, off = timings.compare(name, "timm"), float((one(x) - exact).abs().max())
                 sooner = f"{found.ratio:.2f} ({found.quartiles[0]:.2f}–{found.quartiles[1]:.2f})"
-                ms = f"{1e3 * raced.median(name):.0f}"
+                ms = f"{1e3 * timings.median(name):.0f}"
                 print(f"| {kind} | {name} | {ms} | {sooner} | {used} | {off:.1e} |", flush=True)
 
 

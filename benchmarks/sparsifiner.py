@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("eval")
     parser.add_argument("--out", type=Path, required=True)
     stages = {
-        "learn": learn, "tune": tune, "evaluate": measure, "confirm": confirm, "time": race, "report": report,
+        "learn": learn, "tune": tune, "evaluate": measure, "confirm": confirm, "time": interleave, "report": report,
     }  # fmt: skip
     parser.add_argument("--stage", nargs="+", choices=stages, default=list(stages))
     parser.add_argument("--only", default="", help="of each stage: only what this regular expression finds")
@@ -207,7 +207,7 @@ def sparsity(model: Any, images: torch.Tensor) -> dict[str, float]:
     return {"coefficients": fmean(coefficients), "basis": fmean(basis)} if basis else {}
 
 
-def race(args: argparse.Namespace) -> None:
+def interleave(args: argparse.Namespace) -> None:
     found = read(args.out / "times.json")
     for how, attention, size in wanted():
         name = key(how, attention, size)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from attendless.measure.accuracy import evaluate, preprocessing
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.measure.macs import count
 from attendless.stamp import stamp
 from attendless.storage import atomic
@@ -90,9 +90,9 @@ def speedups(dense: Any, models: Mapping[str, Any], size: int, batch: int, budge
     """Every model against the dense one, all by turns: median of paired ratios, quartiles, milliseconds."""
     x = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0))
     calls = {name: (lambda model=model: model(x)) for name, model in {"dense": dense, **models}.items()}
-    raced = race(calls, budget=budget * len(calls))
-    compared = {name: raced.compare(name, "dense") for name in models}
-    ms = {name: 1e3 * raced.median(name) for name in calls}
+    timings = interleave(calls, budget=budget * len(calls))
+    compared = {name: timings.compare(name, "dense") for name in models}
+    ms = {name: 1e3 * timings.median(name) for name in calls}
     return {
         name: {"speedup": c.ratio, "quartiles": list(c.quartiles), "ms": ms[name], "dense_ms": ms["dense"]}
         for name, c in compared.items()

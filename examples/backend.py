@@ -1,4 +1,4 @@
-"""An backend of one's own: `gather` (each query sees a list of keys) as a dense product in plain PyTorch.
+"""A backend of your own: `gather` (each query sees a list of keys) as a dense product in plain PyTorch.
 
 A key that stands in a list m times gets log m added to its score, one that does not stand in it gets −∞.
 """

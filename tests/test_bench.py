@@ -312,12 +312,12 @@ def test_bench_finds_the_dense_model_itself() -> None:
 
 def test_rows_come_as_they_are_done_and_the_cap_before(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    real = timing.race
-    monkeypatch.setattr(timing, "race", lambda *a, **k: (done.append("race"), real(*a, **k))[1])
+    real = timing.interleave
+    monkeypatch.setattr(timing, "interleave", lambda *a, **k: (done.append("interleave"), real(*a, **k))[1])
     how = Conditions(**QUICK, parts=False, throughput=False, announce=lambda size, macs: done.append(f"cap {size[0]}"))
     for row in bench_rows("vit_tiny_patch16_224", ["full", "xca"], [32, 48], how):
         done.append(f"{row.setup.asked} {row.setup.size[0]}")
-    assert done == ["cap 32", "race", "full 32", "xca 32", "cap 48", "race", "full 48", "xca 48"]
+    assert done == ["cap 32", "interleave", "full 32", "xca 32", "cap 48", "interleave", "full 48", "xca 48"]
 
 
 @pytest.mark.parametrize("size", [(224, 224), (240, 320)])
@@ -332,7 +332,7 @@ def test_the_cap_by_formula_is_the_cap_by_running(size: tuple[int, int]) -> None
 def test_what_is_counted_by_running_is_counted_after_timing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Running first can make a compiled model slow ever after, also the next size's."""
     done: list[str] = []
-    for place, name in ((timing, "race"), (timing, "parts"), (timing, "best_batch"), (bench_module, "count")):
+    for place, name in ((timing, "interleave"), (timing, "parts"), (timing, "best_batch"), (bench_module, "count")):
         real = getattr(place, name)
         monkeypatch.setattr(place, name, lambda *a, real=real, name=name, **k: (done.append(name), real(*a, **k))[1])
     monkeypatch.setattr(timing, "by_formula", lambda model, size: None)

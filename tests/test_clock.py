@@ -15,7 +15,7 @@ from attendless.measure.clock import (
     Comparison,
     compare,
     device_timer,
-    race,
+    interleave,
     sign_rank,
     warm_up,
 )
@@ -40,10 +40,10 @@ class Machine:
         call()
         return self.now - before
 
-    def race(self, seed: int = 0, budget: float = 10.0, **seconds: float) -> Comparison:
-        """Race the contestants; the last against the first."""
+    def interleave(self, seed: int = 0, budget: float = 10.0, **seconds: float) -> Comparison:
+        """Timings the contestants; the last against the first."""
         calls = {name: self.contestant(name, value) for name, value in seconds.items()}
-        found = race(calls, timer=self.timer, budget=budget, seed=seed)
+        found = interleave(calls, timer=self.timer, budget=budget, seed=seed)
         first, *_, last = seconds
         return found.compare(last, first)
 
@@ -60,7 +60,7 @@ def noisy(seed: int, spread: float = 0.15, stall: float = 0.1) -> Callable[[floa
 
 
 def test_an_undisturbed_race_gives_the_exact_ratio() -> None:
-    found = Machine().race(dense=0.03, ours=0.02)
+    found = Machine().interleave(dense=0.03, ours=0.02)
     assert found.ratio == pytest.approx(1.5)
     assert found.spread == pytest.approx(0, abs=1e-9)
     assert found.distinguishable
@@ -68,8 +68,8 @@ def test_an_undisturbed_race_gives_the_exact_ratio() -> None:
 
 
 def test_planted_slowdown_is_called_and_equal_contestants_are_not() -> None:
-    slow = [Machine(noisy(seed)).race(seed, dense=0.02, ours=0.024) for seed in range(20)]
-    equal = [Machine(noisy(seed)).race(seed, dense=0.02, ours=0.02) for seed in range(20)]
+    slow = [Machine(noisy(seed)).interleave(seed, dense=0.02, ours=0.024) for seed in range(20)]
+    equal = [Machine(noisy(seed)).interleave(seed, dense=0.02, ours=0.02) for seed in range(20)]
     assert sum(c.distinguishable for c in slow) >= 19
     assert sum(c.distinguishable for c in equal) <= 1
     assert all(c.ratio == pytest.approx(1 / 1.2, rel=0.06) for c in slow)
@@ -77,7 +77,7 @@ def test_planted_slowdown_is_called_and_equal_contestants_are_not() -> None:
 
 def test_drift_favours_nobody() -> None:
     """A machine that gets slower and slower: whoever always went second would look slower."""
-    found = Machine(lambda now: 1 + now / 5).race(dense=0.02, ours=0.02)
+    found = Machine(lambda now: 1 + now / 5).interleave(dense=0.02, ours=0.02)
     assert found.ratio == pytest.approx(1, abs=0.005)
     assert not found.distinguishable
 
@@ -85,7 +85,7 @@ def test_drift_favours_nobody() -> None:
 def test_every_round_gives_everybody_the_same_turns_in_changing_order() -> None:
     machine = Machine()
     names = ["dense", "a", "b"]
-    race({name: machine.contestant(name, 1.0) for name in names}, timer=machine.timer, budget=75)
+    interleave({name: machine.contestant(name, 1.0) for name in names}, timer=machine.timer, budget=75)
     laps = machine.order[4 * len(names) :]  # after the warm-up, one turn a round: the budget is too small for more
     rounds = [tuple(laps[i : i + 3]) for i in range(0, len(laps), 3)]
     assert len(rounds) == ROUNDS
@@ -99,7 +99,7 @@ def test_every_round_gives_everybody_the_same_turns_in_changing_order() -> None:
 def test_a_slow_contestant_keeps_within_the_budget(budget: float, pairs: int, calls: int) -> None:
     """Two to four calls of each to warm up, and no round begins after the budget is over."""
     machine = Machine()
-    found = machine.race(budget=budget, dense=5.0, ours=4.0)
+    found = machine.interleave(budget=budget, dense=5.0, ours=4.0)
     assert found.pairs == pairs
     assert len(machine.order) == calls
     assert found.ratio == pytest.approx(1.25)
@@ -112,22 +112,22 @@ def test_a_slow_contestant_keeps_within_the_budget(budget: float, pairs: int, ca
 
 def test_a_quick_contestant_stays_within_budget() -> None:
     machine = Machine(noisy(0, spread=0.05))
-    machine.race(budget=10, dense=0.02, ours=0.02)
+    machine.interleave(budget=10, dense=0.02, ours=0.02)
     assert machine.now < 12
 
 
 def test_scattering_ratios_get_longer_rounds_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(noisy(0, spread=3.0))
-    found = machine.race(budget=30, dense=0.02, ours=0.03)
+    found = machine.interleave(budget=30, dense=0.02, ours=0.03)
     assert found.pairs >= ROUNDS // 2
     assert 20 < machine.now < 33
     monkeypatch.setattr(clock, "NOISY", math.inf)
-    assert found.spread < 0.75 * Machine(noisy(0, spread=3.0)).race(budget=30, dense=0.02, ours=0.03).spread
+    assert found.spread < 0.75 * Machine(noisy(0, spread=3.0)).interleave(budget=30, dense=0.02, ours=0.03).spread
 
 
 def test_quick_calls_are_repeated_within_a_turn_and_reported_per_call() -> None:
     machine = Machine()
-    found = race({"quick": machine.contestant("quick", 1e-5)}, timer=machine.timer, budget=1)
+    found = interleave({"quick": machine.contestant("quick", 1e-5)}, timer=machine.timer, budget=1)
     assert found.median("quick") == pytest.approx(1e-5)
     assert len(machine.order) > 100 * ROUNDS
 

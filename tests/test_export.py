@@ -305,7 +305,7 @@ def test_bench_across_runtimes() -> None:
     ours = [row for row in table if row.setup.attention != "full"]
     assert [row.setup.runtime for row in ours] == ["eager", "pt2"]
     assert all(row.as_dict()["runtime"] == row.setup.runtime for row in table)
-    # Both ratios come from one race: what a runtime gains times what attending less gains there.
+    # Both ratios come from one interleave: what a runtime gains times what attending less gains there.
     assert all(row.eager_latency_ms == table[0].latency_ms for row in table)
     assert "pt2" in str(table)
     with pytest.raises(UserError, match="unknown runtime 'tensorrt'"):

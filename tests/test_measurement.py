@@ -50,9 +50,9 @@ def wasteful(tmp_path: Path) -> Path:
 
 
 def test_what_was_left_full_is_called_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    raced: list[int] = []
-    real = timing.race
-    monkeypatch.setattr(timing, "race", lambda calls, **how: (raced.append(len(calls)), real(calls, **how))[1])
+    timings: list[int] = []
+    real = timing.interleave
+    monkeypatch.setattr(timing, "interleave", lambda calls, **how: (timings.append(len(calls)), real(calls, **how))[1])
     depth = len(timm.create_model(NAME).blocks)
     plain, left, kept = rows(NAME, "full", WASTE, "window:size=4")
     assert (plain.setup.attention, plain.setup.asked, plain.setup.left_full, plain.label) == ("full", "full", 0, "full")
@@ -61,8 +61,8 @@ def test_what_was_left_full_is_called_full(monkeypatch: pytest.MonkeyPatch) -> N
     assert left.label in str(left)
     assert {"asked": WASTE, "attention": "full", "left_full": depth}.items() <= left.as_dict().items()
     assert kept.label == kept.setup.attention == kept.setup.asked == "window:size=4"
-    # One model under two names is one contestant: the dense one, full and window race.
-    assert raced == [3]
+    # One model under two names is one contestant: the dense one, full and window interleave.
+    assert timings == [3]
     assert f"{WASTE} came out as the same model as full: timed once" in left.notes
     assert left.latency_ms == plain.latency_ms
 
@@ -154,8 +154,8 @@ def test_how_long_it_takes_is_said_at_the_start(
 ) -> None:
     how = Conditions(budget=10)
     assert how.seconds(2, sizes=3) == 3 * (20 + 3 * (6 + 10 + 5))
-    real = timing.race
-    monkeypatch.setattr(timing, "race", lambda calls, **how: real(calls, **{**how, "budget": 0.01}))
+    real = timing.interleave
+    monkeypatch.setattr(timing, "interleave", lambda calls, **how: real(calls, **{**how, "budget": 0.01}))
     assert main(["bench", NAME, "--attention", "full", "axial", "--quick", "--budget", "40"]) == 0
     assert capsys.readouterr().err.startswith("this takes up to about 1 min 20 s")
 

@@ -1,4 +1,4 @@
-"""The exported formats as runtimes that `bench` can race: a model is exported for one batch, into a folder that is gone
+"""The exported formats as runtimes that `bench` can time: a model is exported for one batch, into a folder that is gone
 once it is open."""
 
 from __future__ import annotations

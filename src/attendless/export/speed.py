@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..measure.clock import Call, Comparison, race
+from ..measure.clock import Call, Comparison, interleave
 from ..stamp import stamp
 from .checks import Run, images_like
 from .description import Description
@@ -43,15 +43,15 @@ def time(file: Run, eager: Run, dense: Run | None, about: Description, *, budget
     images = images_like(about, batch, seed)
     runs = {EAGER: eager, _FILE: file} | ({} if dense is None else {DENSE: dense})
     calls: dict[str, Call] = {name: lambda run=run: run(images) for name, run in runs.items()}  # type: ignore[misc]
-    raced = race(calls, budget=budget * len(calls), seed=seed)
+    timings = interleave(calls, budget=budget * len(calls), seed=seed)
     return Speed(
         batch=batch,
         threads=torch.get_num_threads(),
-        ms=1e3 * raced.median(_FILE),
-        eager_ms=1e3 * raced.median(EAGER),
-        against_eager=raced.compare(_FILE, EAGER),
-        dense_ms=None if dense is None else 1e3 * raced.median(DENSE),
-        against_dense=None if dense is None else raced.compare(_FILE, DENSE),
+        ms=1e3 * timings.median(_FILE),
+        eager_ms=1e3 * timings.median(EAGER),
+        against_eager=timings.compare(_FILE, EAGER),
+        dense_ms=None if dense is None else 1e3 * timings.median(DENSE),
+        against_dense=None if dense is None else timings.compare(_FILE, DENSE),
         stamp=stamp(),
     )
 

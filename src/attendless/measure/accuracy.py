@@ -1,4 +1,4 @@
-"""How often models are right, and how often they answer as the dense model does, in one pass over the same images."""
+"""Accuracy of models and their top-1 agreement with the baseline, in one pass over the same images."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ Z = 1.959964
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-    """One contestant on one set of images. Percentages are of the images that could be read and are labelled.
+    """One variant on one set of images. Percentages are of the images that could be read and are labelled.
 
-    `difference` is its top-1 minus the dense model's on the very same images, in points, with its own 95 % interval:
-    two models may each be uncertain by three points and their difference certain to half a point.
+    `difference` is its top-1 minus the baseline's on the same images, in percentage points, with its own 95 % interval,
+    which is narrower than those of the two accuracies because the images are paired.
     """
 
     images: int
@@ -41,7 +41,7 @@ class Accuracy:
 
 @dataclasses.dataclass
 class _Tally:
-    """Per-image outcomes of one contestant."""
+    """Per-image outcomes of one variant."""
 
     right: list[bool] = dataclasses.field(default_factory=list)
     right5: list[bool] = dataclasses.field(default_factory=list)
@@ -59,8 +59,8 @@ def preprocessing(model: nn.Module, size: tuple[int, int], crop_pct: float | Non
 
 
 def evaluate(
-    dense: nn.Module,
-    contestants: Mapping[str, nn.Module],
+    baseline: nn.Module,
+    variants: Mapping[str, nn.Module],
     source: Source,
     transform: Callable[[Any], Tensor],
     *,
@@ -71,17 +71,17 @@ def evaluate(
     progress: Callable[[int], None] = lambda done: None,
     on_skip: Callable[[str], None] = lambda reason: None,
 ) -> dict[str, Accuracy]:
-    """Run the dense model and every contestant over the images; unreadable ones are skipped, counted and told.
+    """Run the baseline and every variant over the images; unreadable images are skipped, counted and reported.
 
-    A contestant that is the dense model itself is not run twice. `labels` says which class of the model each class of
-    the set is (default: as `match_labels` finds). `limit` takes that many images, spread evenly over the set. An answer
-    that is not a number ends it: NaN would agree with NaN.
+    A variant that is the baseline itself is not run twice. `labels` says which class of the model each class of the set
+    is (default: as `match_labels` finds). `limit` takes that many images, spread evenly over the set. NaN in an output
+    raises, because NaN would agree with NaN.
     """
-    classes = (match_labels(source.classes, dense) if labels is None else labels).classes
+    classes = (match_labels(source.classes, baseline) if labels is None else labels).classes
     truth: list[int] = []
-    tallies = {name: _Tally() for name in contestants}
+    tallies = {name: _Tally() for name in variants}
     reference, skipped = _Tally(), 0
-    device = next(dense.parameters()).device
+    device = next(baseline.parameters()).device
     for images, given, names, reasons in _batches(_Pictures(source, transform, limit), batch, workers):
         skipped += len(reasons)
         for reason in reasons:
@@ -90,14 +90,14 @@ def evaluate(
             wanted = [classes[label] if classes else IGNORE for label in given]
             truth += wanted
             images = images.to(device)
-            _answer("the dense model", dense, images, wanted, names, reference)
-            for name, model in contestants.items():
-                if model is not dense:
+            _answer("the baseline", baseline, images, wanted, names, reference)
+            for name, model in variants.items():
+                if model is not baseline:
                     _answer(name, model, images, wanted, names, tallies[name])
         progress(len(given) + len(reasons))
     if not truth:
         raise UserError(f"none of the {len(source)} images could be read")
-    found = {n: reference if contestants[n] is dense else tally for n, tally in tallies.items()}
+    found = {n: reference if variants[n] is baseline else tally for n, tally in tallies.items()}
     return {name: _summary(tally, reference, skipped, bool(classes)) for name, tally in found.items()}
 
 
@@ -189,10 +189,10 @@ def _answer(
         tally.right5.append(label in ranking)
 
 
-def _summary(tally: _Tally, dense: _Tally, skipped: int, labelled: bool) -> Accuracy:
+def _summary(tally: _Tally, baseline: _Tally, skipped: int, labelled: bool) -> Accuracy:
     n = len(tally.answers)
-    agreement = sum(a == b for a, b in zip(tally.answers, dense.answers, strict=True)) / n
-    difference, interval = paired_difference(tally.right, dense.right)
+    agreement = sum(a == b for a, b in zip(tally.answers, baseline.answers, strict=True)) / n
+    difference, interval = paired_difference(tally.right, baseline.right)
     low, high = wilson(sum(tally.right), n)
     return Accuracy(
         images=n,

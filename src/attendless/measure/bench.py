@@ -202,19 +202,19 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
         seed=how.seed,
     )
     baseline_macs, parts = timed.baseline_macs or count(timed.baseline, timed.size), timed.baseline_alone.parts
-    with_eager = EAGER in timed.race.seconds
+    with_eager = EAGER in timed.timings.seconds
     return Measurement(
         setup,
-        performance=_performance(timed.race.median(timed.place), timed.alone),
-        baseline=_performance(timed.race.median(timed.against), timed.baseline_alone),
-        compared=timed.race.compare(timed.place, timed.against),
+        performance=_performance(timed.timings.median(timed.place), timed.alone),
+        baseline=_performance(timed.timings.median(timed.against), timed.baseline_alone),
+        compared=timed.timings.compare(timed.place, timed.against),
         limit=SpeedLimit(baseline_macs.share, time_share(parts.ms) if parts else None),
         stamp=timed.stamp,
         notes=tuple(
             filter(None, (*timed.subject.notes, timed.alone.note, timed.baseline_alone.note, _untested(timed.stamp)))
         ),
-        eager=timed.race.compare(timed.place, EAGER) if with_eager else None,
-        eager_latency_ms=1e3 * timed.race.median(EAGER) if with_eager else None,
+        eager=timed.timings.compare(timed.place, EAGER) if with_eager else None,
+        eager_latency_ms=1e3 * timed.timings.median(EAGER) if with_eager else None,
     )
 
 

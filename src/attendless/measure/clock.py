@@ -1,10 +1,10 @@
-"""The clock: contestants take turns in one process, and only paired ratios are believed.
+"""The clock: an interleaved benchmark in one process, judged by paired ratios.
 
-A machine's speed drifts with heat, frequency and neighbours. Two contestants timed one after the other meet two
-different machines; two that take turns, a few milliseconds apart, meet the same one, and their *ratio* survives what
-neither of their times does. One round gives every contestant its turns in a fresh random order and yields one ratio a
-contestant; the verdict is drawn from the ratios of many rounds. Memory that is freed stays with the process (`heap`):
-who happens to pay for fresh pages is no property of a model.
+The speed of a machine drifts with temperature, frequency and other processes. Two models timed one after the other meet
+two different machines. Two models called alternately, milliseconds apart, meet the same one: the *ratio* of their times
+is stable where neither time is. One round calls every variant in a fresh random order and yields one ratio per variant;
+the verdict rests on the ratios of many rounds. The process retains freed memory (`malloc`), because which variant pays
+for fresh pages is a matter of chance.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from .malloc import keep_memory
 Call = Callable[[], object]
 Timer = Callable[[Call], float]
 
-#: A race has at least so many rounds, if its budget allows.
+#: The smallest number of rounds, if the budget allows.
 ROUNDS = 25
-#: Ratios that scatter by more than this want longer rounds.
+#: If the ratios scatter by more than this, rounds are made longer.
 NOISY = 0.08
-#: How sure the interval of the median ratio is meant to be.
+#: Confidence of the interval of the median ratio.
 CONFIDENCE = 0.99
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """How many times quicker one contestant was than another, over paired rounds."""
+    """The speed-up of one variant over another, over paired rounds."""
 
     ratio: float
     quartiles: tuple[float, float]
@@ -49,14 +49,14 @@ class Comparison:
 
     @property
     def enough(self) -> bool:
-        """Whether there were rounds enough for a verdict."""
+        """Whether there were enough rounds for a verdict."""
         return enough(self.pairs)
 
     @property
     def distinguishable(self) -> bool:
-        """Whether a difference was seen: the median ratio's interval excludes 1, and the effect exceeds the spread.
+        """Whether the difference is significant: the median's interval excludes 1, and the effect exceeds the spread.
 
-        The first alone would call a bias of half a percent a difference, given rounds enough; the second alone would
+        The first condition alone would report a bias of half a percent, given enough rounds; the second alone would
         trust a handful of rounds.
         """
         low, high = self.interval
@@ -64,8 +64,8 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class Race:
-    """Seconds a call of each contestant, one figure a round; figures at the same place belong together."""
+class Timings:
+    """Seconds per call of each variant, one figure per round; figures at the same index are a pair."""
 
     seconds: Mapping[str, Sequence[float]]
 
@@ -77,7 +77,7 @@ class Race:
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
-    """The ratios theirs / ours, so that more than 1 means ours is quicker."""
+    """The ratios theirs / ours: more than 1 means that ours is faster."""
     ratios = np.sort(np.asarray(theirs, dtype=float) / np.asarray(ours, dtype=float))
     low, high = np.quantile(ratios, [0.25, 0.75])
     k = sign_rank(len(ratios), CONFIDENCE)
@@ -90,10 +90,10 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
 
 
 def sign_rank(n: int, confidence: float) -> int:
-    """The largest k for which the k-th smallest and k-th largest of n values enclose their median so surely.
+    """The largest k for which the k-th smallest and k-th largest of n values enclose the median with this confidence.
 
-    Every value lies below the median like a fair coin falls, whatever the distribution, so the chance that fewer than
-    k do is a binomial tail. 0 if n is too small for any k.
+    Each value lies below the median with probability ½, whatever the distribution, so the probability that fewer than k
+    do is a binomial tail. 0 if n is too small for any k.
     """
     tail, k = 0.0, 0
     while k < n // 2:
@@ -105,12 +105,12 @@ def sign_rank(n: int, confidence: float) -> int:
 
 
 def enough(rounds: int) -> bool:
-    """Whether the median of so many ratios can be enclosed at all: it takes 8."""
+    """Whether there is an interval for the median of so many ratios: it takes 8."""
     return sign_rank(rounds, CONFIDENCE) > 0
 
 
 def device_timer(device: torch.device | str = "cpu") -> Timer:
-    """Seconds of one call: the wall clock on a CPU, recorded events on an accelerator, where calls return early."""
+    """Seconds of one call: wall-clock time on a CPU, recorded events on an accelerator, where calls return early."""
     device = torch.device(device)
     if device.type == "cpu":
         return _wall_seconds
@@ -134,11 +134,11 @@ def _wall_seconds(call: Call) -> float:
 
 
 def warm_up(call: Call, timer: Timer, *, window: int = 2, tolerance: float = 0.03, limit: float = 120.0) -> float:
-    """Call until it stops getting quicker; return the seconds of the quickest call.
+    """Call until it stops getting faster; return the seconds of the fastest call.
 
-    Warm means that the best of the last `window` calls no longer beats the best before them by more than `tolerance`.
-    Lazy initialisation, compilation and a rising clock frequency are over by then. After `limit` seconds, to which the
-    first call does not count (it may compile), it is warm enough.
+    The call is warm when the best of the last `window` calls no longer beats the best before them by more than
+    `tolerance`. Lazy initialisation, compilation and a rising clock frequency are over by then. Warming up ends after
+    `limit` seconds, not counting the first call, which may compile.
     """
     times: list[float] = []
     while True:
@@ -151,8 +151,8 @@ def warm_up(call: Call, timer: Timer, *, window: int = 2, tolerance: float = 0.0
             return min(times)
 
 
-def race(
-    contestants: Mapping[str, Call],
+def interleave(
+    variants: Mapping[str, Call],
     *,
     timer: Timer = _wall_seconds,
     budget: float = 10.0,
@@ -160,34 +160,35 @@ def race(
     max_rounds: int = 1000,
     precision: float = 0.005,
     seed: int = 0,
-) -> Race:
-    """Time every contestant, in turns, against the first one, for at most `budget` seconds and one round.
+) -> Timings:
+    """Time all variants alternately, for at most `budget` seconds and one round.
 
-    Once there are `rounds` rounds, it also stops when the interval of every median ratio is known to `precision`.
-    (Never when a difference *shows*: stopping on what one hopes to see finds it too often.) In a round everybody has up
-    to five turns, as the budget allows, and counts the quickest: disturbances only add. Where the ratios still scatter,
-    rounds are made longer, two into one. Warming up takes at most as long again, or two calls of each.
+    After `rounds` rounds timing also stops when the interval of every median ratio over the first variant is known to
+    `precision`. It never stops because a difference shows: optional stopping inflates false positives. In a round each
+    variant is timed up to five times, as the budget allows, and the fastest counts, because disturbances only add time.
+    If the ratios still scatter, pairs of rounds are joined into longer ones. Warming up takes at most as long again, or
+    two calls of each.
     """
     keep_memory()
-    names = list(contestants)
-    quickest = {name: warm_up(contestants[name], timer, limit=min(120.0, budget / len(names))) for name in names}
-    # A turn of a very quick call lasts a few milliseconds, well above what starting the clock costs.
-    repeats = {name: max(1, math.ceil(0.002 / max(quickest[name], 1e-7))) for name in names}
-    lap = sum(quickest[name] * repeats[name] for name in names)
+    names = list(variants)
+    fastest = {name: warm_up(variants[name], timer, limit=min(120.0, budget / len(names))) for name in names}
+    # A very fast call is repeated until it takes milliseconds, well above the cost of reading the clock.
+    repeats = {name: max(1, math.ceil(0.002 / max(fastest[name], 1e-7))) for name in names}
+    lap = sum(fastest[name] * repeats[name] for name in names)
     turns = min(5, max(1, int(budget / (rounds * max(lap, 1e-7)))))
     order = random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     spent = 0.0
     with _no_collection():
         while True:
-            figures = _round(contestants, repeats, turns, timer, order)
+            figures = _round(variants, repeats, turns, timer, order)
             spent += sum(map(sum, figures.values()))
             for name, values in figures.items():
                 seconds[name].append(min(values) / repeats[name])
             done = len(seconds[names[0]])
             if done < rounds and spent < budget:
                 continue
-            found = Race({name: tuple(seconds[name]) for name in names})
+            found = Timings({name: tuple(seconds[name]) for name in names})
             others = [found.compare(name, names[0]) for name in names[1:]]
             if spent >= budget or done >= max_rounds:
                 return found
@@ -199,16 +200,16 @@ def race(
 
 
 def _round(
-    contestants: Mapping[str, Call], repeats: Mapping[str, int], turns: int, timer: Timer, order: random.Random
+    variants: Mapping[str, Call], repeats: Mapping[str, int], turns: int, timer: Timer, order: random.Random
 ) -> dict[str, list[float]]:
     """Seconds of every turn of one round."""
-    figures: dict[str, list[float]] = {name: [] for name in contestants}
-    names = list(contestants)
+    figures: dict[str, list[float]] = {name: [] for name in variants}
+    names = list(variants)
     for turn in range(turns):
-        # Every second turn walks back, so that a steady drift favours nobody.
+        # Every second turn reverses the order, so that a steady drift favours no variant.
         names = names[::-1] if turn % 2 else order.sample(names, len(names))
         for name in names:
-            figures[name].append(timer(_repeat(contestants[name], repeats[name])))
+            figures[name].append(timer(_repeat(variants[name], repeats[name])))
     return figures
 
 
@@ -219,7 +220,7 @@ def _known(comparison: Comparison, precision: float) -> bool:
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Python's garbage collector would stop whoever is running when it comes round."""
+    """Without Python's garbage collector, which would interrupt whichever variant is running."""
     collecting = gc.isenabled()
     gc.disable()
     try:

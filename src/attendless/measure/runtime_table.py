@@ -16,7 +16,7 @@ from ..attention import Macs
 from ..errors import UserError
 from ..sizes import size_text
 from ..stamp import stamp
-from .clock import Call, device_timer, race
+from .clock import Call, device_timer, interleave
 from .measurement import Measurement
 from .memory_check import told_if_full
 from .runtime import Runtime, find_runtimes
@@ -78,7 +78,7 @@ def time_across(
         how.progress(f"timing {len(calls)} variants {where}")
         device = next(baseline.model.parameters()).device
         budget = how.budget * max(1, len(calls) - 1)
-        raced = race(calls, timer=device_timer(device), budget=budget, seed=how.seed)
+        timings = interleave(calls, timer=device_timer(device), budget=budget, seed=how.seed)
     marks = stamp(device)
     found = []
     for place in calls:
@@ -90,7 +90,7 @@ def time_across(
                 baseline=baseline.model,
                 baseline_macs=macs,
                 size=size,
-                race=raced,
+                timings=timings,
                 place=place,
                 alone=Alone(),
                 baseline_alone=Alone(),

@@ -18,7 +18,7 @@ from ..integrations.weights import check_finite
 from ..plugins import refuse_while_loading
 from ..sizes import size_text
 from ..stamp import stamp
-from .clock import Call, Race, device_timer, race
+from .clock import Call, Timings, device_timer, interleave
 from .macs import count
 from .memory import Memory, MemoryFull, available
 from .memory_check import check_room, stand_in, told_if_full
@@ -88,7 +88,7 @@ class Timed:
     baseline: nn.Module
     baseline_macs: Macs | None
     size: tuple[int, int]
-    race: Race
+    timings: Timings
     place: str
     alone: Alone
     baseline_alone: Alone
@@ -127,12 +127,12 @@ def time_all(
             check_answer(call(), f"{_label(place, places[place])} {where}")
         device = next(baseline.model.parameters()).device
         timer = device_timer(device)
-        raced = race(calls, timer=timer, budget=how.budget * len(subjects), seed=how.seed)
+        timings = interleave(calls, timer=timer, budget=how.budget * len(subjects), seed=how.seed)
         alone = {}
         for place, model in models.items():
             if how.throughput or how.parts:
                 how.progress(f"batches and parts of {_label(place, places[place])} {where}")
-            alone[place] = _measure_alone(model, images, memories.get(place), raced.median(place), how)
+            alone[place] = _measure_alone(model, images, memories.get(place), timings.median(place), how)
     marks = stamp(device)
     return [
         Timed(
@@ -140,7 +140,7 @@ def time_all(
             baseline=baseline.model,
             baseline_macs=baseline_macs,
             size=size,
-            race=raced,
+            timings=timings,
             place=place,
             alone=alone[place],
             baseline_alone=alone[BASELINE],
@@ -177,7 +177,7 @@ def _measure_alone(
         )
         if how.compile:
             call = _call(model, images_for(model, size, batch), how)
-            rate = batch / race({"alone": call}, timer=timer, budget=how.budget, rounds=5).median("alone")
+            rate = batch / interleave({"alone": call}, timer=timer, budget=how.budget, rounds=5).median("alone")
         found = dataclasses.replace(found, rate=(batch, rate))
     if how.parts:
         rounds = max(1, min(8, int(how.budget / 2 / (2 * seconds))))

@@ -18,7 +18,7 @@ from ..attention import Context, Grid, Spec
 from ..backbones.cost import Layer
 from ..integrations.discovery import find_slots
 from ..integrations.slot import Slot
-from ..measure.clock import Call, race
+from ..measure.clock import Call, interleave
 from ..tokens import create_reducers
 from .candidates import shared_copy, with_attention
 from .search import Progress
@@ -57,7 +57,7 @@ def attention_times(
                 continue
             models = [shared_copy(backbone), *(with_attention(backbone, layer, spec) for spec in specs)]
             calls = {str(i): _block_call(model, slots[layer].name, images) for i, model in enumerate(models)}
-            found = race(calls, budget=budget / len(set(kinds)))
+            found = interleave(calls, budget=budget / len(set(kinds)))
             timed[kind] = [1e3 * found.median(name) for name in calls]
             step(1)
     return torch.tensor([timed[kind] for kind in kinds])
@@ -120,7 +120,7 @@ def token_times(backbone: Any, reducer: Spec, images: Tensor, budget: float, pro
             plain, fewer = _patch_counts(grid, _SHARES), _patch_counts(grid, _REDUCING_SHARES)
             calls = {f"plain {n}": partial(block, *_block_input(block, grid, n, images)) for n in plain}
             calls |= {f"reducing {n}": partial(reducing, *_block_input(block, grid, n, images)) for n in fewer}
-            found = race(calls, budget=budget)
+            found = interleave(calls, budget=budget)
             ms = {name: 1e3 * found.median(name) for name in calls}
             measured[kind] = {
                 "patches": plain,

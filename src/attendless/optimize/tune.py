@@ -23,7 +23,7 @@ from ..errors import UserError
 from ..integrations.discovery import find_slots
 from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.weights import check_finite
-from ..measure.clock import Call, Race, Timer, device_timer, race
+from ..measure.clock import Call, Timer, Timings, device_timer, interleave
 from ..measure.macs import count
 from ..measure.subject import attention_of, tokens_of
 from ..tokens import NONE, parse_tokens
@@ -182,7 +182,7 @@ def _predict_one(
     return found.argmax(-1).tolist(), judging.divergence(belief, found)
 
 
-def _benchmark(models: Sequence[nn.Module], images: Tensor, budget: float, progress: Progress) -> Race:
+def _benchmark(models: Sequence[nn.Module], images: Tensor, budget: float, progress: Progress) -> Timings:
     """An interleaved benchmark of all models, the baseline first: `budget` seconds each, or longer for a verdict."""
 
     def forward(model: nn.Module) -> Call:
@@ -198,7 +198,7 @@ def _benchmark(models: Sequence[nn.Module], images: Tensor, budget: float, progr
     seconds = max(budget * (len(models) - 1), _ROUNDS * round_seconds)
     warm_up = 4 * round_seconds  # the benchmark calls each model about four times before it counts
     with progress(f"benchmarking {len(models)} models, in seconds", math.ceil(seconds + warm_up)) as step:
-        return race(calls, timer=_reporting(timer, step), budget=seconds)
+        return interleave(calls, timer=_reporting(timer, step), budget=seconds)
 
 
 def _reporting(timer: Timer, step: Callable[[int], None]) -> Timer:

@@ -1,7 +1,7 @@
 """What contestants cost: multiply-accumulates, milliseconds and memory, at the size trained and at larger ones.
 
 Cost does not depend on the seed, so it is measured once for each contestant, when nothing else runs, and kept in its
-`cost.json`. Those of a setting race together, by turns, against the dense model.
+`cost.json`. Those of a setting interleave together, by turns, against the dense model.
 """
 
 from __future__ import annotations

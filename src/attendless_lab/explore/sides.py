@@ -27,7 +27,7 @@ from attendless.maps import (
     patches_under,
     seen_by_us,
 )
-from attendless.measure.clock import race
+from attendless.measure.clock import interleave
 from attendless.measure.macs import count
 from attendless.show.scene import with_full_attention
 
@@ -151,7 +151,7 @@ class Explorer:
         contest = {
             name: partial(self.model(name), picture.image) for name in dict.fromkeys((self.reference, attention))
         }
-        timed = race(contest, budget=GLANCE, rounds=7)
+        timed = interleave(contest, budget=GLANCE, rounds=7)
         ms, before = (1000 * timed.median(name) for name in (attention, self.reference))
         return Facts(answer, ms, before, count(ours).total)
 

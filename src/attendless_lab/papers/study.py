@@ -58,7 +58,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """`every` takes one in so many of the training pictures, made `side` pixels small; `timed`: rows are also raced."""
+    """`every` takes one in so many of the training images, resized to `side` pixels; `timed`: rows are also timed."""
 
     name: str
     table: str
@@ -196,8 +196,8 @@ def gather(study: Study, out: Path) -> dict[str, Any]:
             runs = [
                 {"seed": seed, "top1": r["top1"], "seconds": r["seconds"]} for seed, r in done.items() if r is not None
             ]
-            raced = cost.measured(out / study.contestant(entry, out).folder) if study.timed else None
-            timing = {name: raced["row"][name] for name in ("latency_ms", "speedup", "macs")} if raced else {}
+            timings = cost.measured(out / study.contestant(entry, out).folder) if study.timed else None
+            timing = {name: timings["row"][name] for name in ("latency_ms", "speedup", "macs")} if timings else {}
             model = build.build(study.contestant(entry, out), 10)
             rows.append(
                 {"part": part.title, **dataclasses.asdict(entry), "params": parameters(model), "runs": runs, **timing}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attendless.measure.clock import device_timer, race, warm_up
+from attendless.measure.clock import device_timer, interleave, warm_up
 from attendless.sizes import channels, input_size
 
 from .table import Row
@@ -26,7 +26,7 @@ def alone(models: Iterable[tuple[str, str, Callable[[], Any]]]) -> Iterator[Row]
 def pairs(models: Iterable[tuple[str, str, Callable[[], Any], str, Callable[[], Any]]]) -> Iterator[Row]:
     """Two rows for each pair of which no throughput is printed, timed by turns, and how they compare."""
     for plain, _, build, less, build_less in models:
-        found = race({plain: _call(build()), less: _call(build_less())}, budget=BUDGET)
+        found = interleave({plain: _call(build()), less: _call(build_less())}, budget=BUDGET)
         compared = found.compare(less, plain)
         low, high = compared.interval
         verdict = f"{compared.ratio:.2f}× {plain}'s speed, 99 % sure between {low:.2f} and {high:.2f}"
