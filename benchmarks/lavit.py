@@ -76,8 +76,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--more", nargs="+", default=[], help="FOLDER:TIMES, for distil: other pictures to learn from")
     stages = {
-        **{"saturation": saturation, "fit": fitted, "distil": distilled},
-        **{"time": interleave, "ablate": ablate, "report": report},
+        "saturation": saturation,
+        "fit": fitted,
+        "distil": distilled,
+        "time": interleave,
+        "ablate": ablate,
+        "report": report,
     }
     parser.add_argument("--stage", nargs="+", choices=stages, default=list(stages))
     parser.add_argument("--only", default="", help="of each stage: only what this regular expression finds")

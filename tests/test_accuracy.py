@@ -103,7 +103,7 @@ def test_an_answer_that_is_no_number_is_an_error(folder: Path, bad: float) -> No
     dense = ReadsTheColour()
     with pytest.raises(UserError, match=r"^breaks answers image '1/0.png' with NaN or infinity"):
         evaluate(dense, {"breaks": Breaks()}, open_data(folder), to_tensor, batch=3, workers=0)
-    with pytest.raises(UserError, match=r"^the dense model answers image '1/0.png'"):
+    with pytest.raises(UserError, match=r"^the baseline answers image '1/0.png'"):
         evaluate(Breaks(), {"full": dense}, open_data(folder), to_tensor, workers=0)
 
 
