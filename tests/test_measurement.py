@@ -145,7 +145,7 @@ def test_the_cap_is_told_before_anything_is_converted(monkeypatch: pytest.Monkey
 def test_where_there_is_no_formula_the_cap_comes_later(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "pvt_v2_b0", "--size", "64", "--quick", "--budget", "0.01"]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("maximum speed-up at 64 px: there is no formula for this model")
+    assert first.startswith("maximum speed-up at 64 px: no formula exists for this model")
     assert "× by MACs" in second
 
 
