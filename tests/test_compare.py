@@ -16,15 +16,8 @@ import pytest
 import torch
 
 from attendless.errors import UserError
-from attendless_lab.compare import compare, contest, cost, schedule
+from attendless_lab.compare import compare, comparison, cost, schedule
 from attendless_lab.compare.build import build
-from attendless_lab.compare.contestants import (
-    ATTENTIONS,
-    MODEL,
-    RECIPE,
-    combinations,
-    recall,
-)
 from attendless_lab.compare.results import (
     headline,
     latex,
@@ -33,13 +26,20 @@ from attendless_lab.compare.results import (
     table,
 )
 from attendless_lab.compare.run import Job, Outcome, run
+from attendless_lab.compare.variants import (
+    ATTENTIONS,
+    MODEL,
+    RECIPE,
+    combinations,
+    recall,
+)
 
 #: The smallest comparison that has everything in it.
 SMALL = {"data": "scenes:train=96,val=40", "epochs": 2, "batch": 32, "factors": (1,), "budget": 0.05}
 TIMES = ("latency", "speedup", "spread", "quartiles", "pairs", "distinguishable", "throughput", "best_batch", "verdict")
 
 
-def contestants(*attentions: str, model: str = MODEL, **fields):
+def variants(*attentions: str, model: str = MODEL, **fields):
     return combinations([model], attentions, [None], ["scenes"], ["scenes"], fields)
 
 
@@ -51,10 +51,10 @@ def test_a_plan_is_the_product_of_its_lists_each_once() -> None:
 
 
 def test_a_folder_is_named_by_what_stands_in_it() -> None:
-    (one,), (same,), (other,) = (contestants("full", lr=lr) for lr in (1e-3, 1e-3, 2e-3))
+    (one,), (same,), (other,) = (variants("full", lr=lr) for lr in (1e-3, 1e-3, 2e-3))
     assert one.folder == same.folder != other.folder
-    assert contestants("foveal:keep=0.1")[0].folder != contestants("foveal:keep=0.2")[0].folder
-    assert contest.Contestant.from_dict(json.loads(json.dumps(one.as_dict()))) == one
+    assert variants("foveal:keep=0.1")[0].folder != variants("foveal:keep=0.2")[0].folder
+    assert comparison.Variant.from_dict(json.loads(json.dumps(one.as_dict()))) == one
 
 
 @pytest.mark.parametrize("model", [MODEL, "vit_tiny_patch16_224", "pyramid_pvt_v2_b0"])
@@ -62,7 +62,7 @@ def test_shared_weights_start_the_same(model: str) -> None:
     size = {} if model == MODEL else {"size": (64,)}
     models = {
         c.attention: build(c, 10, seed=3).state_dict()
-        for c in contestants("full", "linformer", "xca", model=model, **size)
+        for c in variants("full", "linformer", "xca", model=model, **size)
     }
     full = models.pop("full")
     for state in models.values():
@@ -70,7 +70,7 @@ def test_shared_weights_start_the_same(model: str) -> None:
         assert len(shared) > 0.8 * len(full)
         assert all(torch.equal(full[name], state[name]) for name in shared)
     assert not torch.equal(
-        full["head.weight"], build(contestants("full", model=model, **size)[0], 10, seed=4).state_dict()["head.weight"]
+        full["head.weight"], build(variants("full", model=model, **size)[0], 10, seed=4).state_dict()["head.weight"]
     )
 
 
@@ -81,7 +81,7 @@ def test_patch_and_image_size_reach_the_model() -> None:
 
 
 def test_the_defaults_are_one_of_every_kind_and_can_be_built() -> None:
-    found = contestants(*ATTENTIONS)
+    found = variants(*ATTENTIONS)
     assert len(found) >= 6
     models = [build(c, 10) for c in found]
     assert {len(list(m.blocks)) for m in models} == {3}
@@ -152,8 +152,8 @@ def test_another_attention_adds_its_row_and_redoes_nothing(small: Path, monkeypa
     rows = rows_of(small)
     assert [row["attention"] for row in rows] == ["full", "efficient", "xca"]
     assert rows[2]["seeds"] == [0, 1]
-    contestants_, commands = recall(small)
-    assert len(contestants_) == 3
+    variants_, commands = recall(small)
+    assert len(variants_) == 3
     assert len(commands) == 2
     # Nothing is left to do: neither a run nor a measurement is started.
     monkeypatch.setattr(schedule, "local", lambda count: lambda jobs: iter([pytest.fail("a run")] if jobs else []))
@@ -199,7 +199,7 @@ def test_a_mistake_shows_before_anything_is_trained(tmp_path: Path) -> None:
 def test_a_run_that_fails_leaves_the_others_standing(tmp_path: Path, monkeypatch) -> None:
     def failing(jobs):
         for job in jobs:
-            yield Outcome(job, None, "the loss became nan") if job.contestant.attention == "xca" else run(job)
+            yield Outcome(job, None, "the loss became nan") if job.variant.attention == "xca" else run(job)
 
     monkeypatch.setattr(schedule, "local", lambda count: failing)
     monkeypatch.setattr(cost, "measure", lambda *a, **k: None)
@@ -233,9 +233,9 @@ def test_a_run_that_breaks_gives_its_reason_and_its_traceback(tmp_path: Path, mo
     def breaks(*arguments, **more):
         raise RuntimeError("shapes cannot be multiplied")
 
-    (contestant,) = combinations([MODEL], ["xca"], [None], [SMALL["data"]], ["scenes"], {"epochs": 1})
+    (variant,) = combinations([MODEL], ["xca"], [None], [SMALL["data"]], ["scenes"], {"epochs": 1})
     monkeypatch.setattr(XCA, "forward", breaks)
-    outcome = run(Job(contestant, 0, str(tmp_path / "run")))
+    outcome = run(Job(variant, 0, str(tmp_path / "run")))
     assert outcome.result is None
     assert outcome.reason.startswith("RuntimeError: shapes cannot be multiplied (see ")
     assert "Traceback" in (tmp_path / "run" / "log.txt").read_text()

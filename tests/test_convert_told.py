@@ -84,7 +84,7 @@ def test_the_tables_of_convert_and_info_are_folded(capsys: pytest.CaptureFixture
     assert main(["info", NAME]) == 0
     printed = capsys.readouterr().out
     assert f"blocks.0–{len(timm.create_model(NAME).blocks) - 1} " in printed
-    assert "the figures are of one of them" in printed
+    assert "show the figures of one of them" in printed
 
 
 @pytest.mark.parametrize("name", ["pvt_v2_b0", "xcit_nano_12_p16_224"])

@@ -12,10 +12,10 @@ from attendless.errors import UserError
 from attendless_cli.main import COMMANDS, FIRST, main
 from attendless_lab.compare import conversion, schedule
 from attendless_lab.compare import demo as package
-from attendless_lab.compare.contestants import ATTENTIONS, DATA, PICTURES, SEEDS
 from attendless_lab.compare.conversion import Asked, headline
 from attendless_lab.compare.demo import demo
 from attendless_lab.compare.run import run
+from attendless_lab.compare.variants import ATTENTIONS, DATA, PICTURES, SEEDS
 
 SMALL = {"seeds": (0,), "data": "scenes:train=96,val=40", "epochs": 1, "batch": 32, "factors": (1,), "budget": 0.05}
 ASKED = Asked(size=64, data="scenes:size=64,val=12", budget=0.3, shown=1)

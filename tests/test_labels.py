@@ -139,4 +139,4 @@ def test_the_order_is_taken_aloud(tmp_path: Path, capsys: pytest.CaptureFixture[
     attendless.save(attendless.convert(toy_vit(), "full"), tmp_path / "m.safetensors")
     row = evaluated(tmp_path / "m.safetensors", pictures(tmp_path / "a", "uno", "dos", "tres"))
     assert row["labels"] == "in sorted order"
-    assert "knows no names of its classes: folders were matched to them in sorted order" in capsys.readouterr().out
+    assert "stores no class names: folders were matched to its classes in sorted order" in capsys.readouterr().out

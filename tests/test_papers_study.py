@@ -83,7 +83,7 @@ def test_what_is_done_is_not_done_again(done: tuple[Path, list[str]], pictures: 
 
 def test_what_another_process_is_at_is_left_to_it(pictures: Path, tmp_path: Path) -> None:
     entry = TINY.parts[0].entries[0]
-    claim = tmp_path / "claims" / TINY.contestant(entry, tmp_path).folder / "seed-0"
+    claim = tmp_path / "claims" / TINY.variant(entry, tmp_path).folder / "seed-0"
     said: list[str] = []
     with only_run(claim):
         carry_out(TINY, str(pictures), tmp_path, say=said.append)

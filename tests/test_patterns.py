@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from unittest import mock
 
@@ -15,8 +14,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from attendless import Grid, UserError
-from attendless.show.patterns import draw_pattern
 from attendless.sparse import blocks as execution
 from attendless.sparse.blocks import plan
 from attendless.sparse.operations import block as block_attention
@@ -186,18 +183,3 @@ def test_no_quadratic_tensor_and_hardly_more_work_than_edges() -> None:
     edges = pattern.edges(2)
     assert edges * 2 * 16 <= counter.get_total_flops() // 2 < 1.1 * edges * 2 * 16
     assert edges < 0.15 * 2 * 1025**2
-
-
-def test_patterns_can_be_drawn() -> None:
-    blocks = grid_blocks(6, 8, 1, 2)
-    figure = draw_pattern(window_pattern(blocks, 1) | prefix_pattern(blocks), Grid(6, 8, 1), query=(0, 0))
-    pairs, place = figure.axes
-    assert pairs.get_title() == "50.7% of all pairs"
-    assert place.get_title() == "seen by patch 0,0: 16 patches and 1 prefix"
-    shown = np.asarray(place.images[0].get_array())
-    assert shown.tolist() == [[y < 4 and x < 4 for x in range(8)] for y in range(6)]
-    figure.savefig(io.BytesIO(), format="png")
-    with pytest.raises(UserError, match="query 6,0 is not on the grid: expected row,column below 6,8"):
-        draw_pattern(window_pattern(blocks, 1), Grid(6, 8, 1), query=(6, 0))
-    with pytest.raises(UserError, match="the pattern is of 49 tokens, but the grid 5x5 has 25"):
-        draw_pattern(window_pattern(blocks, 1), Grid(5, 5))

@@ -13,9 +13,9 @@ import torch
 
 from attendless.palette import COLOURS
 from attendless_lab.compare.build import build
-from attendless_lab.compare.contestants import MODEL, combinations
 from attendless_lab.compare.patterns import looks
 from attendless_lab.compare.report import page
+from attendless_lab.compare.variants import MODEL, combinations
 
 #: A picture of one pixel.
 PIXEL = (
@@ -61,10 +61,8 @@ CONVERSION = {
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["full", "window:size=4", "axial", "bigbird", "foveal", "efficient", "linformer", "</script><b>bold"]
     rows = [made_up_row(i, name) for i, name in enumerate(names)]
-    for row, contestant in zip(
-        rows, combinations([MODEL], names[:2], [None], ["scenes"], ["scenes"], {}), strict=False
-    ):
-        row["looks"] = [vars(look) for look in looks(build(contestant, 10), torch.zeros(3, 32, 32))]
+    for row, variant in zip(rows, combinations([MODEL], names[:2], [None], ["scenes"], ["scenes"], {}), strict=False):
+        row["looks"] = [vars(look) for look in looks(build(variant, 10), torch.zeros(3, 32, 32))]
     rows[1]["top1_mean"] = 10.0  # far below all others
     rows.append(made_up_row(1, "xca", "two") | {"failed": "the loss became nan", "top1_mean": None})
     payload = {
@@ -83,8 +81,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_look_is_the_layers_map() -> None:
     """Window attention's bytes are nothing outside the window, and the most is 255."""
-    (contestant,) = combinations([MODEL], ["window:size=4"], [None], ["scenes"], ["scenes"], {})
-    model = build(contestant, 10)
+    (variant,) = combinations([MODEL], ["window:size=4"], [None], ["scenes"], ["scenes"], {})
+    model = build(variant, 10)
     found = looks(model, torch.randn(3, 32, 32))
     assert [look.layer for look in found] == [0, 1, 2]
     levels = torch.frombuffer(bytearray(base64.b64decode(found[1].bytes)), dtype=torch.uint8)

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,11 @@ def test_its_extension_is_built_where_there_is_a_compiler(python: Path, tmp_path
     if not shutil.which("g++"):
         pytest.skip("needs g++")
     assert Path(run(python, "-c", EXTENSION, **here).strip()).is_file()
+
+
+def test_the_wheel_holds_the_lab_with_its_page(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    for package in ("attendless", "attendless_lab", "attendless_cli"):
+        source = ROOT / "src" / package
+        files = [path for path in source.rglob("*") if path.suffix in (".py", ".html", ".js", ".css", ".typed")]
+        assert {path.relative_to(ROOT / "src").as_posix() for path in files} <= names

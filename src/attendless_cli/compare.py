@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from . import arguments, output, settings
 
 if TYPE_CHECKING:
-    from attendless_lab.compare.contest import Results
+    from attendless_lab.compare.comparison import Results
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from attendless.errors import UserError
     from attendless.train import Recipe, Run
     from attendless_lab.compare import compare
-    from attendless_lab.compare.contestants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS
+    from attendless_lab.compare.variants import ATTENTIONS, DATA, MODEL, RECIPE, SEEDS
 
     fields, how = settings.read(args, "a classification recipe", Recipe, Run)
     for key in how.keys() - {"workers", "device"}:

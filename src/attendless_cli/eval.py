@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     source = open_data(args.data, "val", labels=not args.no_labels)
     model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
     labels = NO_LABELS if args.no_labels else match_labels(source.classes, model)
-    dense, models = contestants(model, args.attention, args.tokens, args.predictor, args.readout)
+    dense, models = variants(model, args.attention, args.tokens, args.predictor, args.readout)
     size = args.size or input_size(model)
     skipped: list[str] = []
     with output.progress("images", min(args.images or len(source), len(source))) as step:
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if skipped else 0
 
 
-def contestants(
+def variants(
     model: Any, attentions: list[str], tokens: list[str], predictor: str | None, readout: bool | None = None
 ) -> tuple[Any, dict[str, Any]]:
     """The original model, and each variant by its text as given; variants that compute the same are one."""

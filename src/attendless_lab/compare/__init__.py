@@ -1,5 +1,5 @@
-"""The fair comparison: attentions trained and measured under identical conditions, and the report of it."""
+"""`compare`: train and measure attentions under identical conditions, and write a report."""
 
-from .contest import compare
+from .comparison import compare
 
 __all__ = ["compare"]

@@ -1,4 +1,4 @@
-"""A contestant's model. Whatever weights it shares with full attention start from the same draw."""
+"""The model of a variant. Weights that it shares with full attention start from the same values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from attendless.integrations.resize import check_patches, resize
 from attendless.randomness import WEIGHTS, randomness
 from attendless.sizes import input_size
 
-from .contestants import Contestant, Setting
+from .variants import Setting, Variant
 
 
-def build(contestant: Contestant, classes: int, seed: int = 0) -> Any:
-    """The model to train: every weight that `full` has by the same name and shape begins as it does there."""
-    model = _draw(contestant.setting, contestant.attention, classes, seed)
-    take_weights(model, dense(contestant.setting, classes, seed).state_dict())
+def build(variant: Variant, classes: int, seed: int = 0) -> Any:
+    """The model to train: every weight that `full` has with the same name and shape starts from the same values."""
+    model = _draw(variant.setting, variant.attention, classes, seed)
+    take_weights(model, dense(variant.setting, classes, seed).state_dict())
     return model
 
 

@@ -1,4 +1,4 @@
-"""A model one has, converted without training: what becomes of its answers and its time, and what it looks at."""
+"""A trained model, converted without training: its accuracy, agreement, latency, memory and attention maps."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from attendless.sizes import input_size
 from attendless.sparse import execution
 from attendless.stamp import cores
 
-from .contestants import PICTURES
 from .progress import Progress
+from .variants import PICTURES
 
 #: How many times as large as a pixel of the map the pictures of the report are drawn.
 _PIXELS = 4
@@ -36,7 +36,7 @@ _EVERY = 37
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """What is done to the model, and on which pictures it is judged: those of the comparison, six times as large."""
+    """The conversion, and the images for its evaluation: those of the comparison, six times as large."""
 
     attention: str = "foveal:keep=0.1"
     size: int = 192
@@ -50,7 +50,7 @@ class Asked:
 
 
 def convert_and_measure(path: Path, asked: Asked, say: Callable[[str], None], progress: Progress) -> dict[str, Any]:
-    """The row of the conversion, as JSON: accuracy and agreement, paired picture by picture, time and memory."""
+    """The row of the conversion as JSON: accuracy and agreement, paired per image, latency and memory."""
     model = open_model(path, size=asked.size).eval()
     dense, size = original(model), input_size(model)
     fast = convert(model, asked.attention).eval()
@@ -80,7 +80,7 @@ def convert_and_measure(path: Path, asked: Asked, say: Callable[[str], None], pr
 
 
 def headline(row: dict[str, Any]) -> str:
-    """The conversion in a sentence."""
+    """The result of the conversion in one sentence."""
     low, high = row["difference_ci"]
     quicker = f"{row['speedup']:.1f}× sooner" if row["distinguishable"] and row["speedup"] > 1 else row["verdict"]
     return (
@@ -97,7 +97,7 @@ def points(difference: float) -> str:
 
 @torch.no_grad()
 def _shown(model: Any, labelled: tuple[Image.Image, int], transform: Callable[[Any], Tensor]) -> dict[str, Any]:
-    """One picture, and how many of the patches see each place of it sharply, in the layer in the middle."""
+    """One image, and how many patches attend sharply to each position of it in the middle layer."""
     picture, label = labelled
     image = transform(picture)[None]
     layers = numbers(model, None)

@@ -1,7 +1,7 @@
-"""What contestants cost: multiply-accumulates, milliseconds and memory, at the size trained and at larger ones.
+"""The cost of variants: multiply-accumulates, latency and memory, at the training size and at larger ones.
 
-Cost does not depend on the seed, so it is measured once for each contestant, when nothing else runs, and kept in its
-`cost.json`. Those of a setting interleave together, by turns, against the dense model.
+Cost does not depend on the seed, so it is measured once per variant, when nothing else runs, and stored in its
+`cost.json`. The variants of a setting share one interleaved benchmark with the original model.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from attendless.sizes import input_size
 from attendless.storage import atomic
 
 from . import build
-from .contestants import Contestant
 from .schedule import accelerator
+from .variants import Variant
 
-#: How much larger than the images trained on those are that cost is also measured at.
+#: Cost is measured at these multiples of the training size.
 FACTORS = (1, 3, 6)
-#: Seconds of timing for each contestant and size.
+#: Seconds of timing for each variant and size.
 BUDGET = 2.0
 #: What a point of the cost curve keeps of a measurement.
 _POINT = (
@@ -34,7 +34,7 @@ _POINT = (
 
 
 def measure(
-    contestants: Sequence[Contestant],
+    variants: Sequence[Variant],
     out: Path,
     classes: int,
     *,
@@ -45,10 +45,10 @@ def measure(
     budget: float = BUDGET,
     say: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Measure the contestants of one setting and write each one's `cost.json`."""
+    """Measure the variants of one setting and write each one's `cost.json`."""
     place = accelerator(device)
-    models = [build.build(contestant, classes).to(place).eval() for contestant in contestants]
-    dense = reference(models[0], contestants[0], classes).to(place)
+    models = [build.build(variant, classes).to(place).eval() for variant in variants]
+    dense = reference(models[0], variants[0], classes).to(place)
     height, width = input_size(dense)
     rows: list[dict[str, Any]] = []
     points: list[list[dict[str, Any]]] = [[] for _ in models]
@@ -63,7 +63,7 @@ def measure(
             sized,
             base,
             size=size,
-            name=contestants[0].setting.model,
+            name=variants[0].setting.model,
             threads=threads,
             budget=budget,
             memory=False,
@@ -78,23 +78,23 @@ def measure(
                 why = [value for value in measured.values() if isinstance(value, str)]
                 rows.append(row.as_dict() | memory | {"notes": [*row.notes, *why]})
                 stamps[i] = dict(row.stamp)
-    for i, contestant in enumerate(contestants):
+    for i, variant in enumerate(variants):
         payload = {"stamp": stamps[i], "row": rows[i], "curve": points[i]}
-        with atomic(out / contestant.folder / "cost.json") as temporary:
+        with atomic(out / variant.folder / "cost.json") as temporary:
             temporary.write_text(json.dumps(payload, indent=1, allow_nan=False) + "\n")
 
 
-def reference(model: Any, contestant: Contestant, classes: int) -> Any:
-    """The dense model: timm's own with its fused attention, or the backbone with full attention where timm has none."""
+def reference(model: Any, variant: Variant, classes: int) -> Any:
+    """The baseline: timm's model with its fused attention, or the backbone with full attention where timm has none."""
     try:
         return original(model)
     except UserError:
-        return build.dense(contestant.setting, classes).eval()
+        return build.dense(variant.setting, classes).eval()
 
 
 def peaks(models: Sequence[Any], size: tuple[int, int], *, threads: int, jobs: int) -> list[float | str]:
-    """Peak memory of each model's forward, or why there is none. Neighbours do not change it, so several are measured
-    at a time."""
+    """Peak memory of each model's forward pass, or the reason why there is none. Parallel processes do not change it,
+    so several are measured at once."""
 
     def peak(model: Any) -> float | str:
         try:
@@ -107,7 +107,7 @@ def peaks(models: Sequence[Any], size: tuple[int, int], *, threads: int, jobs: i
 
 
 def measured(folder: Path) -> dict[str, Any] | None:
-    """What was measured of the contestant in `folder` before, if anything."""
+    """The stored measurements of the variant in `folder`, if any."""
     try:
         found = json.loads((folder / "cost.json").read_text())
     except (OSError, ValueError):

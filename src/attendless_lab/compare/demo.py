@@ -1,5 +1,5 @@
-"""The first ten minutes: attentions compared alike, the one trained with full attention converted without training, and
-one report of both. All of the data is drawn, so nothing else is needed."""
+"""The demo: attentions compared under identical conditions, the model with full attention converted without training,
+and one report of both. The data is generated, so nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from attendless.errors import UserError
 from attendless.storage import atomic
 
-from .contest import Results, compare, publish
+from .comparison import Results, compare, publish
 from .conversion import Asked, convert_and_measure, headline
 from .progress import Progress, silent
 from .report import CONVERSION
@@ -20,7 +20,7 @@ from .report import CONVERSION
 
 @dataclasses.dataclass(frozen=True)
 class Demo:
-    """What both stories found: the conversion's row, and the comparison."""
+    """The results of both parts: the row of the conversion, and the comparison."""
 
     conversion: dict[str, Any]
     comparison: Results
@@ -34,7 +34,7 @@ def demo(
     progress: Progress = silent,
     **comparison: Any,
 ) -> Demo:
-    """Compare, convert, and write the report to `out`. What `out` already holds is not done again.
+    """Compare, convert, and write the report to `out`. Finished work in `out` is not repeated.
 
     `comparison` goes to `compare`. The model that is converted is the comparison's first with full attention.
     """

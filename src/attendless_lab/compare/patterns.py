@@ -1,4 +1,4 @@
-"""What each attention of a trained model looks at, for the report: maps over the patches of one picture."""
+"""Attention maps of a trained model for the report: maps over the patches of one image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EVERY_QUERY = 256
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """One layer: for every query listed, how much of its attention each patch gets, as bytes up to the row's most."""
+    """One layer: for each query listed, the attention to each patch, as bytes scaled to the maximum of the row."""
 
     layer: int
     height: int
@@ -28,7 +28,7 @@ class Look:
 
 @torch.no_grad()
 def looks(model: nn.Module, image: Tensor) -> list[Look]:
-    """The first, the middle and the last layer's map for `image` [3, h, w], averaged over heads."""
+    """The maps of the first, middle and last layer for `image` [3, h, w], averaged over heads."""
     ours = [number for number, attention in enumerate(layers(model)) if isinstance(attention, Attention)]
     chosen = sorted({ours[0], ours[len(ours) // 2], ours[-1]}) if ours else []
     found = (_look(number, entry(model, image[None], number)) for number in chosen)

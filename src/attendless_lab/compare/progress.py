@@ -1,5 +1,5 @@
-"""How far a comparison is, and how long it will take on this machine: asked of each model before, seen in the runs' own
-files meanwhile."""
+"""Progress of a comparison and an estimate of its duration: a step of each model is timed first, then the files of the
+runs are watched."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from attendless.sizes import channels, input_size
 from attendless.train.log import duration, read_rows
 
 from .build import build
-from .contestants import Contestant
 from .run import Job
+from .variants import Variant
 
 #: Given what is counted and how much of it there is, a function that is told what has been done since.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -33,9 +33,9 @@ def silent(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextlib.contextmanager
-def watched(jobs: Sequence[Job], steps: Mapping[Contestant, int], progress: Progress) -> Iterator[None]:
-    """While inside, tell `progress` the steps that all runs together have taken, wherever they run."""
-    total, ended = sum(steps[job.contestant] for job in jobs), threading.Event()
+def watched(jobs: Sequence[Job], steps: Mapping[Variant, int], progress: Progress) -> Iterator[None]:
+    """Inside the context, report to `progress` the steps that all runs together have taken."""
+    total, ended = sum(steps[job.variant] for job in jobs), threading.Event()
     if not total:
         yield
         return
@@ -62,22 +62,20 @@ def _taken(folder: Path) -> int:
     return int(rows[-1].get("step", 0)) if rows else 0
 
 
-def estimate(
-    jobs: Sequence[Job], steps: Mapping[Contestant, int], sources: Mapping[str, Source], *, at_once: int
-) -> str:
-    """How long the runs will take, in words: a step of every contestant is timed, once."""
-    a_step = {c: _seconds_a_step(c, len(sources[c.setting.data].classes)) for c in {job.contestant for job in jobs}}
-    seconds = sum(steps[job.contestant] * a_step[job.contestant] for job in jobs) / min(at_once, len(jobs))
+def estimate(jobs: Sequence[Job], steps: Mapping[Variant, int], sources: Mapping[str, Source], *, at_once: int) -> str:
+    """The estimated duration of the runs as text; one step of every variant is timed."""
+    a_step = {c: _seconds_a_step(c, len(sources[c.setting.data].classes)) for c in {job.variant for job in jobs}}
+    seconds = sum(steps[job.variant] * a_step[job.variant] for job in jobs) / min(at_once, len(jobs))
     return f"{len(jobs)} runs, {min(at_once, len(jobs))} at a time: about {duration(seconds)}, then costs are measured"
 
 
-def _seconds_a_step(contestant: Contestant, classes: int) -> float:
-    """Forward and backward of one batch. What reading pictures and the optimiser add is little beside it."""
+def _seconds_a_step(variant: Variant, classes: int) -> float:
+    """Forward and backward pass of one batch. Loading images and the optimiser add little."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        model: Any = build(contestant, classes).train()
-        images = torch.randn(contestant.setting.recipe.batch, channels(model), *input_size(model))
+        model: Any = build(variant, classes).train()
+        images = torch.randn(variant.setting.recipe.batch, channels(model), *input_size(model))
         for _ in range(2):  # the first one warms up
             began = time.perf_counter()
             model(images).float().square().mean().backward()

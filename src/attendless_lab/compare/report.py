@@ -29,9 +29,9 @@ from attendless.storage import atomic
 from attendless.train.augment import eval_transform
 from attendless.train.log import read_rows
 
-from .contestants import Contestant, Setting
 from .patterns import looks
 from .results import headline
+from .variants import Setting, Variant
 
 #: Where the demo leaves what it converted.
 CONVERSION = "conversion.json"
@@ -41,19 +41,19 @@ _THUMBNAIL = 160
 
 def write_report(
     out: Path,
-    contestants: Sequence[Contestant],
+    variants: Sequence[Variant],
     rows: Sequence[dict[str, Any]],
     stamp: Mapping[str, Any],
     commands: Sequence[str],
 ) -> Path:
-    pictures = {setting: _picture(setting) for setting in {c.setting for c in contestants}}
+    pictures = {setting: _picture(setting) for setting in {c.setting for c in variants}}
     conversion = json.loads(found.read_text()) if (found := out / CONVERSION).is_file() else None
     payload = {
         "headlines": list(filter(None, [conversion and conversion["headline"], headline(rows)])),
         "conversion": conversion,
         "rows": [
-            row | {"curves": _curves(out, row), "looks": _looks(out, contestant, row, pictures[contestant.setting])}
-            for contestant, row in zip(contestants, rows, strict=True)
+            row | {"curves": _curves(out, row), "looks": _looks(out, variant, row, pictures[variant.setting])}
+            for variant, row in zip(variants, rows, strict=True)
         ],
         "pictures": {setting.folder: _thumbnail(picture) for setting, picture in pictures.items()},
         "colours": COLOURS,
@@ -82,7 +82,7 @@ def _part(name: str) -> str:
 
 
 def _curves(out: Path, row: Mapping[str, Any]) -> list[list[dict[str, float]]]:
-    """Top-1 and loss after every epoch, of each run."""
+    """Top-1 and loss of each run after every epoch."""
     names = ("epoch", "top1", "val_loss", "loss")
     return [
         [
@@ -95,15 +95,15 @@ def _curves(out: Path, row: Mapping[str, Any]) -> list[list[dict[str, float]]]:
 
 
 def _picture(setting: Setting) -> Any:
-    """The picture the maps are of: the first that can be judged on."""
+    """The image of the maps: the first of the validation set."""
     try:
         return open_data(setting.data, "val")[0][0]
     except UserError:  # the data has gone since, or its first picture is damaged: no maps then
         return None
 
 
-def _looks(out: Path, contestant: Contestant, row: Mapping[str, Any], picture: Any) -> list[dict[str, Any]]:
-    """The maps of the first seed's model. A model that was saved as bare weights, or that has none, shows nothing."""
+def _looks(out: Path, variant: Variant, row: Mapping[str, Any], picture: Any) -> list[dict[str, Any]]:
+    """The maps of the model of the first seed; empty for a model saved as weights alone, or without maps."""
     if picture is None or not row["runs"]:
         return []
     try:
@@ -111,7 +111,7 @@ def _looks(out: Path, contestant: Contestant, row: Mapping[str, Any], picture: A
     except UserError:
         return []
     cfg, size = model.pretrained_cfg, input_size(model)
-    image = eval_transform(contestant.setting.recipe, size, cfg.get("mean"), cfg.get("std"))(picture)
+    image = eval_transform(variant.setting.recipe, size, cfg.get("mean"), cfg.get("std"))(picture)
     return [dataclasses.asdict(look) for look in looks(model, image)]
 
 

@@ -15,24 +15,24 @@ from attendless.stamp import stamp as stamp_now
 from attendless.stamp import stamp_line
 from attendless.storage import atomic
 
-from .contestants import Contestant
 from .cost import measured
 from .run import finished
+from .variants import Variant
 
 Row = dict[str, Any]
 #: What two stamps must agree in for their times to be comparable.
 _MACHINE = ("cpu", "torch_capability", "threads", "device", "torch", "native_kernels")
 
 
-def gather(out: Path, contestants: Sequence[Contestant], failed: Mapping[str, str]) -> tuple[list[Row], dict[str, Any]]:
-    """A row for every contestant from what its folder holds, and the stamp of the measurements."""
-    costs = {contestant: measured(out / contestant.folder) for contestant in contestants}
+def gather(out: Path, variants: Sequence[Variant], failed: Mapping[str, str]) -> tuple[list[Row], dict[str, Any]]:
+    """One row per variant from the files of its folder, and the stamp of the measurements."""
+    costs = {variant: measured(out / variant.folder) for variant in variants}
     stamps = [found["stamp"] for found in costs.values() if found]
     stamp = stamps[-1] if stamps else stamp_now()
     rows = []
-    for contestant, found in costs.items():
-        row = _row(out, contestant, found or {"row": {}, "curve": [], "stamp": stamp})
-        reasons = [reason for folder, reason in failed.items() if Path(folder).parent == out / contestant.folder]
+    for variant, found in costs.items():
+        row = _row(out, variant, found or {"row": {}, "curve": [], "stamp": stamp})
+        reasons = [reason for folder, reason in failed.items() if Path(folder).parent == out / variant.folder]
         elsewhere = any((found or {"stamp": stamp})["stamp"].get(key) != stamp.get(key) for key in _MACHINE)
         row["failed"] = "; ".join(dict.fromkeys(reasons)) or None
         if found and elsewhere:
@@ -46,12 +46,12 @@ def gather(out: Path, contestants: Sequence[Contestant], failed: Mapping[str, st
     return rows, stamp
 
 
-def _row(out: Path, contestant: Contestant, found: Mapping[str, Any]) -> Row:
-    setting = contestant.setting
-    folders = sorted((out / contestant.folder).glob("seed-*"), key=lambda path: int(path.name[5:]))
+def _row(out: Path, variant: Variant, found: Mapping[str, Any]) -> Row:
+    setting = variant.setting
+    folders = sorted((out / variant.folder).glob("seed-*"), key=lambda path: int(path.name[5:]))
     runs = [result | {"folder": str(f.relative_to(out))} for f in folders if (result := finished(f)) is not None]
     top1 = [run["top1"] for run in runs]
-    asked = {"model": setting.model, "attention": contestant.attention, "patch": setting.patch, "data": setting.data}
+    asked = {"model": setting.model, "attention": variant.attention, "patch": setting.patch, "data": setting.data}
     recipe = {"recipe": setting.recipe_name, "setting": setting.folder}
     accuracy = {
         "top1": mean(top1),
@@ -80,10 +80,10 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def on_one_clock(points: Sequence[Row]) -> None:
-    """Give contestants of one setting, at one size, milliseconds that can be compared: `ms`, on the clock of their
+    """Give variants of one setting, at one size, milliseconds that can be compared: `ms`, on the clock of their
     median dense model.
 
-    Contestants that were measured on different days met different machines; the ratios to the dense model, which was
+    Variants that were measured on different days met different machines; the ratios to the dense model, which was
     timed by turns with each of them, belong together.
     """
     dense = statistics.median(point["dense_latency_ms"] for point in points) if points else 0.0
@@ -92,12 +92,12 @@ def on_one_clock(points: Sequence[Row]) -> None:
 
 
 def largest(row: Row) -> Row:
-    """What a row costs at the largest size measured, where attentions differ; empty if nothing was measured."""
+    """The cost of a row at the largest size measured, where attentions differ most; empty if nothing was measured."""
     return row["curve"][-1] if row["curve"] else {}
 
 
 def headline(rows: Sequence[Row]) -> str:
-    """What was found, in words: who answers best, and what that costs at the largest size measured."""
+    """The main finding: the most accurate attention, and its cost at the largest size measured."""
     first = rows[0]["setting"] if rows else ""
     known = [row for row in rows if row["setting"] == first and row["top1_mean"] is not None]
     if len(known) < 2:
@@ -128,7 +128,7 @@ def _accuracy(row: Row) -> str:
 
 
 def _difference(point: Row) -> str:
-    """What the paired ratios allow to say."""
+    """The speed-up as text, or that the difference is not statistically significant."""
     if not point["distinguishable"]:
         return "not distinguishable" if enough(point["pairs"]) else "too few rounds"
     return "faster" if point["speedup"] > 1 else "slower"
@@ -155,7 +155,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Column names and cells; what distinguishes settings gets columns only where there are several."""
+    """Column names and cells; settings get columns only where several differ."""
     differing = [name for name in ("model", "patch", "data", "recipe") if len({str(row[name]) for row in rows}) > 1]
     names = [*differing, *COLUMNS]
     cells = [[*(str(row[n]) for n in differing), *(form(row) for form in COLUMNS.values())] for row in rows]
@@ -163,12 +163,12 @@ def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def failures(rows: Sequence[Row]) -> list[str]:
-    """Why runs failed, one line for each contestant."""
+    """The reasons of failed runs, one line per variant."""
     return [f"{row['attention']} failed: {row['failed']}" for row in rows if row.get("failed")]
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The table, and below it what failed and why."""
+    """The table, followed by the failures."""
     names, cells = table(rows)
     lines = [names, ["---" if i == 0 else "---:" for i in range(len(names))], *cells]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
@@ -226,7 +226,7 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 
 def write(out: Path, rows: Sequence[Row], stamp: Mapping[str, Any], commands: Sequence[str]) -> None:
-    """`results.json`, `.csv`, `.md` and `.tex`, each whole or not at all."""
+    """Write `results.json`, `.csv`, `.md` and `.tex`, each atomically."""
     payload = {"stamp": stamp, "commands": list(commands), "rows": list(rows)}
     note = "\n".join([*commands, stamp_line(stamp)])
     comments = [*failures(rows), *note.splitlines()]

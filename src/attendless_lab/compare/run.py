@@ -1,4 +1,4 @@
-"""One run: a contestant trained from one seed, in a folder that resumes. What it found is in its `result.json`."""
+"""One run: a variant trained from one seed, in a folder that resumes. Its result is `result.json`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from attendless.plugins import load_plugins
 from attendless.sparse import execution
 from attendless.storage import atomic
 
-from .contestants import Contestant
+from .variants import Variant
 
-#: A kill loses no more than this of a run.
+#: A killed run loses at most this much work.
 CHECKPOINT_MINUTES = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """All that a process needs to know to carry out a run; plain values, so that any machine can be handed it."""
+    """Everything that a process needs to execute a run, as plain values that any machine can receive."""
 
-    contestant: Contestant
+    variant: Variant
     seed: int
     folder: str
     threads: int = 1
@@ -37,12 +37,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        return f"{self.contestant.attention} seed {self.seed}"
+        return f"{self.variant.attention} seed {self.seed}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a run ended: its result, or why there is none."""
+    """The result of a run, or the reason why there is none."""
 
     job: Job
     result: dict[str, Any] | None
@@ -50,10 +50,10 @@ class Outcome:
 
 
 def run(job: Job) -> Outcome:
-    """Train to the end, from wherever the folder's last checkpoint is.
+    """Train to the end, from the last checkpoint in the folder.
 
-    What goes wrong comes back as a reason, for the other runs go on; unless it is a user's plain mistake, its traceback
-    is left in the folder's log.
+    A failure is returned as a reason, because the other runs continue; unless it is a `UserError`, its traceback is
+    written to the log of the folder.
     """
     import torch
 
@@ -67,17 +67,17 @@ def run(job: Job) -> Outcome:
     if done is not None:
         return Outcome(job, done)
     torch.set_num_threads(job.threads)
-    setting = job.contestant.setting
+    setting = job.variant.setting
     began = time.monotonic()
     try:
-        load_plugins(job.plugins)  # which may have brought the backend asked for
-        # By the usual backends, whatever was found quickest here before: others round differently.
+        load_plugins(job.plugins)  # a plug-in may register the backend given
+        # The default backends, not the fastest measured on this machine: others round differently.
         with _said_to(folder / "log.txt"), execution("off" if job.policy == "auto" else job.policy):
-            model = build(job.contestant, len(open_data(setting.data, "train").classes), job.seed)
+            model = build(job.variant, len(open_data(setting.data, "train").classes), job.seed)
             ended = train(
                 model,
                 setting.data,
-                attention=job.contestant.attention,
+                attention=job.variant.attention,
                 recipe=dataclasses.replace(setting.recipe, seed=job.seed),
                 out=folder,
                 run=Run(workers=job.workers, device=job.device, checkpoint_minutes=CHECKPOINT_MINUTES, keep=2),
@@ -100,7 +100,7 @@ def run(job: Job) -> Outcome:
 
 
 def finished(folder: Path) -> dict[str, Any] | None:
-    """The result of a run that was carried out to its end."""
+    """The result of a finished run."""
     try:
         found = json.loads((folder / "result.json").read_text())
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def finished(folder: Path) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _said_to(path: Path) -> Iterator[None]:
-    """What a run says goes into its folder: several speak at once, and the terminal belongs to the comparison."""
+    """Redirect a run's messages to its folder: several runs print at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file, contextlib.redirect_stderr(file):
         yield

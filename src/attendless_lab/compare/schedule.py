@@ -1,7 +1,6 @@
-"""Who carries out the runs: processes of this machine, or a Ray cluster. Either gives the same results.
+"""Schedulers that execute the runs: processes of this machine, or a Ray cluster. Both give the same results.
 
-A run has its number of threads fixed, and computes alone in its process, so that its numbers do not depend on how many
-others there are.
+Each run has a fixed number of threads and its own process, so that its results do not depend on the other runs.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Scheduler = Callable[[Sequence[Job]], Iterator[Outcome]]
 
 
 def accelerator(device: str) -> str:
-    """What `device` amounts to here: cpu, cuda or mps."""
+    """The device that `device` selects on this machine: cpu, cuda or mps."""
     import torch
 
     if device != "auto":
@@ -34,12 +33,12 @@ def accelerator(device: str) -> str:
 
 
 def at_once(threads: int, device: str) -> int:
-    """How many runs suit this machine: as many as its cores carry, or one where they would share an accelerator."""
+    """How many runs to execute in parallel: as many as there are cores, or one on an accelerator."""
     return max(1, cores() // threads) if accelerator(device) == "cpu" else 1
 
 
 def local(count: int) -> Scheduler:
-    """Up to `count` runs at a time, each in a process of its own on this machine."""
+    """Up to `count` runs in parallel, each in its own process on this machine."""
 
     def schedule(jobs: Sequence[Job]) -> Iterator[Outcome]:
         if not jobs:
@@ -51,11 +50,11 @@ def local(count: int) -> Scheduler:
                 yield future.result()
         except BrokenProcessPool:
             raise UserError(
-                "a run's process was killed, perhaps for want of memory: give the same command again to go on, with "
+                "the process of a run was killed, perhaps out of memory: give the same command again to resume, with "
                 "fewer --jobs if need be"
             ) from None
         except BaseException:
-            # Asked by SIGTERM, a run saves where it is before it ends.
+            # On SIGTERM a run saves a checkpoint before it ends.
             for child in multiprocessing.active_children():
                 child.terminate()
             raise
@@ -66,7 +65,7 @@ def local(count: int) -> Scheduler:
 
 
 def _begin(parent: int) -> None:
-    """Set up a worker: the parent decides about Ctrl-C, and if the parent is killed the worker goes with it."""
+    """Set up a worker: the parent handles Ctrl-C, and the worker exits if the parent is killed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def watch() -> None:
@@ -88,7 +87,7 @@ def ray(address: str) -> Scheduler:
             return
         with joined(address) as cluster:
             task = cluster.remote(run)
-            # A run that loses its machine resumes on another.
+            # A run whose machine fails resumes on another.
             needs = [{"num_cpus": j.threads, "num_gpus": int(accelerator(j.device) == "cuda")} for j in jobs]
             pending = [task.options(max_retries=3, **need).remote(job) for job, need in zip(jobs, needs, strict=True)]
             while pending:

@@ -1,8 +1,8 @@
-"""Looking at attention in the browser: `attendless explore`.
+"""`attendless explore`: inspect attention in the browser.
 
-picture.py   what a visitor may hand in, and what the model sees of it
-sides.py     the model with an attention: its maps for one patch, its answer, its cost
-paint.py     pictures of them, by NumPy and Pillow
-board.py     the page's pictures with their words, as HTML
-page.py      the page (gradio), which knows nothing but the above
+picture.py   the images that the page accepts, and their preprocessing
+sides.py     a model with one attention: its maps for one patch, its prediction, its cost
+paint.py     images of the maps, by NumPy and Pillow
+board.py     images and captions of the page, as HTML
+page.py      the page (gradio), which uses only the above
 """

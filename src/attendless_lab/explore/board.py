@@ -1,4 +1,4 @@
-"""What the page shows, as HTML: pictures with their words, and what a model answers beside full attention."""
+"""The content of the page as HTML: images with captions, and the predictions of a model beside full attention."""
 
 from __future__ import annotations
 

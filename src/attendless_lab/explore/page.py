@@ -1,4 +1,4 @@
-"""The page: gradio's controls around the boards. Whatever is changed, the boards are drawn anew from what is kept."""
+"""The page: gradio controls around the boards. Every change redraws the boards from cached results."""
 
 from __future__ import annotations
 

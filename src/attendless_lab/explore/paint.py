@@ -1,4 +1,4 @@
-"""Pictures by NumPy and Pillow, in the colours of the figures: milliseconds, where a figure takes a second."""
+"""Images by NumPy and Pillow in the colours of the figures: milliseconds, where Matplotlib takes a second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A picture that a visitor hands in: what is taken, and what a model sees of it."""
+"""An uploaded image: which files are accepted, and the input of the model."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The model with one attention or another, and what can be asked of it about a picture.
+"""The model with each attention, and its results for an image.
 
-A click asks for one patch's rows of one layer. Everything else about a picture (what enters that layer, the answer, the
-milliseconds) does not change with it, and is kept.
+A click computes the rows of one patch in one layer. The rest (the input of that layer, the prediction, the latency)
+does not depend on the patch and is cached.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ class Explorer:
     def _find_facts(self, attention: str, picture: Picture) -> Facts:
         ours = self.model(attention)
         answer = ours(picture.image)[0].float().softmax(-1)
-        contest = {
+        variants = {
             name: partial(self.model(name), picture.image) for name in dict.fromkeys((self.reference, attention))
         }
-        timed = interleave(contest, budget=GLANCE, rounds=7)
+        timed = interleave(variants, budget=GLANCE, rounds=7)
         ms, before = (1000 * timed.median(name) for name in (attention, self.reference))
         return Facts(answer, ms, before, count(ours).total)
 

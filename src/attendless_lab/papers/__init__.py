@@ -1,4 +1,4 @@
-"""Every table of the four papers as a command: the printed numbers beside our own."""
+"""The tables of the four papers: the printed numbers beside our own counts."""
 
 import sys
 

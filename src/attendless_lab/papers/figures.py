@@ -1,6 +1,6 @@
-"""The figures of LaViT and Sparsifiner: what of them is a number is counted, what is a picture `attendless show` draws.
+"""The figures of LaViT and Sparsifiner: numbers are recomputed, and images are drawn by `attendless show`.
 
-BBViT's figure stands with its tables, and the poster of the comparison has none.
+The figure of BBViT is in `bbvit.py`; the poster of the fair comparison has none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables as Markdown: one of them, or every one on a page that begins with what can be reproduced here."""
+"""Tables as Markdown: one, or all on a page that begins with what can be reproduced."""
 
 from __future__ import annotations
 

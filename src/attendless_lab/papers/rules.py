@@ -1,6 +1,6 @@
-"""How the papers count. Each rule takes a built model and an image size and returns a raw number of operations.
+"""The counting rules of the papers. Each rule takes a model and an image size and returns the number of operations.
 
-All four papers call one multiply-accumulate one FLOP; they differ in what they leave out.
+All four papers call one multiply-accumulate one FLOP; they differ in what they omit.
 """
 
 from __future__ import annotations

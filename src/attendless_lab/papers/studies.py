@@ -1,4 +1,4 @@
-"""The studies at small scale: BBViT's question and the comparison's, on Imagenette, a few minutes of one core a run."""
+"""The studies at small scale, of BBViT and of the fair comparison: Imagenette, a few minutes of one core per run."""
 
 from __future__ import annotations
 

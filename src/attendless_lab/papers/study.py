@@ -1,8 +1,8 @@
-"""A study: a paper's question asked at a scale that a CPU can answer, run by run, in a folder that resumes.
+"""A study: the question of a paper at a scale that a CPU can handle, run by run, in a folder that resumes.
 
-Runs are those of `compare`: contestants that share weights with full attention start from the same draw, and all see
-the same pictures in the same order. What a folder holds is not done again; what is missing is done in the order of
-the study, the most telling first. Differences are paired by seed.
+Runs are those of `compare`: weights shared with full attention start from the same values, and all variants see the
+same images in the same order. Finished runs are not repeated; missing ones follow the order of the study, the most
+informative first. Differences are paired by seed.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from attendless.train.process import Held, only_run
 from attendless.train.training import settle
 
 from ..compare import build, cost
-from ..compare.contestants import Contestant, Setting
 from ..compare.run import Job, finished, run
+from ..compare.variants import Setting, Variant
 
 #: Student's t at 95 %, by the number of differences less one.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -76,9 +76,9 @@ class Study:
                 for entry in part.entries:
                     yield part, entry, seed
 
-    def contestant(self, entry: Entry, out: Path) -> Contestant:
+    def variant(self, entry: Entry, out: Path) -> Variant:
         text = ",".join(filter(None, [self.recipe, entry.changes]))
-        return Contestant(
+        return Variant(
             Setting(entry.model, str(out / "pictures"), settle(text, {"seed": 0}), entry.patch, text), entry.attention
         )
 
@@ -128,7 +128,7 @@ def carry_out(
             with only_run(out / "claims" / folder.relative_to(out)):
                 if finished(folder) is not None:
                     continue
-                outcome = run(Job(study.contestant(entry, out), seed, str(folder)))
+                outcome = run(Job(study.variant(entry, out), seed, str(folder)))
         except Held:
             continue
         if outcome.result is None:
@@ -168,20 +168,20 @@ def small_pictures(study: Study, data: str, folder: Path, say: Callable[[str], N
 
 
 def _folder(study: Study, out: Path, entry: Entry, seed: int) -> Path:
-    return out / study.contestant(entry, out).folder / f"seed-{seed}"
+    return out / study.variant(entry, out).folder / f"seed-{seed}"
 
 
 def _race(study: Study, out: Path, say: Callable[[str], None]) -> None:
     """Milliseconds of every row that has none, those of a model and patch by turns."""
     classes = len(open_data(out / "pictures", "train").classes)
-    groups: dict[Setting, list[Contestant]] = {}
+    groups: dict[Setting, list[Variant]] = {}
     for part in study.parts:
         for entry in part.entries:
-            contestant = study.contestant(entry, out)
-            if cost.measured(out / contestant.folder) is None:
-                groups.setdefault(contestant.setting, []).append(contestant)
-    for contestants in groups.values():
-        cost.measure(contestants, out, classes, factors=(1,), say=say)
+            variant = study.variant(entry, out)
+            if cost.measured(out / variant.folder) is None:
+                groups.setdefault(variant.setting, []).append(variant)
+    for variants in groups.values():
+        cost.measure(variants, out, classes, factors=(1,), say=say)
 
 
 # What was found ------------------------------------------------------------------------------------------------------
@@ -196,9 +196,9 @@ def gather(study: Study, out: Path) -> dict[str, Any]:
             runs = [
                 {"seed": seed, "top1": r["top1"], "seconds": r["seconds"]} for seed, r in done.items() if r is not None
             ]
-            timings = cost.measured(out / study.contestant(entry, out).folder) if study.timed else None
+            timings = cost.measured(out / study.variant(entry, out).folder) if study.timed else None
             timing = {name: timings["row"][name] for name in ("latency_ms", "speedup", "macs")} if timings else {}
-            model = build.build(study.contestant(entry, out), 10)
+            model = build.build(study.variant(entry, out), 10)
             rows.append(
                 {"part": part.title, **dataclasses.asdict(entry), "params": parameters(model), "runs": runs, **timing}
             )

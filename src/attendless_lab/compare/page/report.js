@@ -189,7 +189,7 @@ const COSTS = [
   { title: "multiply-accumulates", unit: "MACs", of: (p) => p.macs.total },
 ];
 
-// Every contestant's point at one size.
+// Every variant's point at one size.
 function points(place) {
   return shown.filter((r) => r.curve[place]).map((row) => ({ row, point: row.curve[place], costs: COSTS.map((c) => c.of(row.curve[place])) }));
 }

@@ -1,4 +1,4 @@
-"""`compare`: plan the runs, carry out those that are not done, measure what each attention costs, write it all down."""
+"""`compare`: plan the runs, execute those that are missing, measure the cost of each attention, write the results."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from attendless.train.optimise import make_optimizer
 from attendless.train.process import only_run
 
 from . import build, cost, schedule
-from .contestants import (
+from .progress import Progress, estimate, silent, watched
+from .report import write_report
+from .results import gather, headline, markdown, write
+from .run import Job, Outcome, finished
+from .variants import (
     ATTENTIONS,
     DATA,
     MODEL,
     RECIPE,
     SEEDS,
-    Contestant,
+    Variant,
     combinations,
     recall,
     remember,
 )
-from .progress import Progress, estimate, silent, watched
-from .report import write_report
-from .results import gather, headline, markdown, write
-from .run import Job, Outcome, finished
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What a comparison found: `rows` as in `results.json`, the runs that failed, and where the report is."""
+    """The results of a comparison: `rows` as in `results.json`, the failed runs, and the path of the report."""
 
     out: Path
     rows: list[dict[str, Any]]
@@ -51,7 +51,7 @@ class Results:
 
     @property
     def headline(self) -> str:
-        """What was found, in a sentence or two."""
+        """The main finding in one or two sentences."""
         return headline(self.rows)
 
     def __str__(self) -> str:
@@ -81,8 +81,8 @@ def compare(
 ) -> Results:
     """Train every attention in every setting from every seed, measure each, and write results and report to `out`.
 
-    `fields` replace fields of the recipes (`epochs=5`). What `out` already holds is not done again: a comparison that
-    was killed goes on, and one that is given another attention adds its rows.
+    `fields` replace fields of the recipes (`epochs=5`). Finished runs in `out` are not repeated: a killed comparison
+    resumes, and another attention adds its rows.
     """
     out = Path(out)
     refuse_while_loading("a comparison")
@@ -121,45 +121,45 @@ def compare(
 
 
 def publish(out: Path, failed: Mapping[str, str] = types.MappingProxyType({})) -> Results:
-    """Write results and report from what the folder holds."""
-    contestants, commands = recall(out)
-    rows, stamp = gather(out, contestants, failed)
+    """Write results and report from the finished runs in the folder."""
+    variants, commands = recall(out)
+    rows, stamp = gather(out, variants, failed)
     write(out, rows, stamp, commands)
-    write_report(out, contestants, rows, stamp, commands)
+    write_report(out, variants, rows, stamp, commands)
     return Results(out, rows, stamp, dict(failed))
 
 
-def check(contestants: Sequence[Contestant]) -> dict[str, Source]:
-    """Build every model and its optimiser before any is trained, so that a mistake shows now.
+def check(variants: Sequence[Variant]) -> dict[str, Source]:
+    """Build every model and its optimiser before any is trained, so that mistakes are reported first.
 
-    Returns the pictures to learn from of each data set.
+    Returns the training images of each data set.
     """
     sources: dict[str, Source] = {}
-    for contestant in contestants:
-        data = contestant.setting.data
+    for variant in variants:
+        data = variant.setting.data
         if data not in sources:
             sources[data] = open_splits(data)[0]
         classes = len(sources[data].classes)
         if not classes:
-            raise UserError(f"--data {data!r} has pictures without labels: comparing needs one folder per class")
-        per_epoch(contestant, sources)
-        make_optimizer(build.build(contestant, classes), contestant.setting.recipe)
+            raise UserError(f"--data {data!r} has images without labels: comparing needs one folder per class")
+        per_epoch(variant, sources)
+        make_optimizer(build.build(variant, classes), variant.setting.recipe)
     return sources
 
 
-def per_epoch(contestant: Contestant, sources: Mapping[str, Source]) -> int:
-    """The steps a contestant learns in an epoch."""
-    return steps_per_epoch(len(sources[contestant.setting.data]), contestant.setting.recipe.batch)
+def per_epoch(variant: Variant, sources: Mapping[str, Source]) -> int:
+    """The optimiser steps of an epoch."""
+    return steps_per_epoch(len(sources[variant.setting.data]), variant.setting.recipe.batch)
 
 
 def carry_out(
     jobs: Sequence[Job],
-    steps: Mapping[Contestant, int],
+    steps: Mapping[Variant, int],
     scheduler: schedule.Scheduler,
     say: Callable[[str], None],
     progress: Progress = silent,
 ) -> dict[str, str]:
-    """Carry out the runs; returns why those failed that did, by their folder."""
+    """Execute the runs; returns the reason of each failure, by folder."""
     failed = {}
     with watched(jobs, steps, progress):
         for i, outcome in enumerate(scheduler(jobs), start=1):

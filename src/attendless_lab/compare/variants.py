@@ -1,9 +1,9 @@
-"""What is compared: the product of every list that was given, each combination in a folder of its own.
+"""The variants of a comparison: the product of all lists given, each combination in its own folder.
 
-    DIR/<model, size, data, recipe>/<attention>/cost.json       what it costs, measured once
+    DIR/<model, size, data, recipe>/<attention>/cost.json       its cost, measured once
     DIR/<model, size, data, recipe>/<attention>/seed-0/…        one training run, which resumes
 
-A folder's name is made of what stands in it, so a run that was finished is found again, whoever asks for it.
+The name of a folder is derived from its content, so that another command finds a finished run again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attendless.errors import UserError
 from attendless.train.recipe import Recipe
 from attendless.train.training import settle
 
-#: What `attendless compare` compares if nothing is said: one attention of every kind.
+#: The default attentions of `attendless compare`: one of every kind.
 ATTENTIONS = (
     "full",
     "window:size=4",
@@ -31,9 +31,9 @@ ATTENTIONS = (
     "linformer",
 )
 MODEL = "columnar_micro_patch4_32"
-#: Scenes with things in the way, so that attentions differ in how well they answer.
+#: Scenes with clutter, so that attentions differ in accuracy.
 PICTURES = "scenes:colours=5,shade=25,clutter=4,grain=4"
-#: So few that all of it takes minutes on two cores.
+#: So few images that the comparison takes minutes on two cores.
 DATA = f"{PICTURES},train=7000,val=1000"
 RECIPE = "scenes:epochs=3,lr=3e-3"
 SEEDS = (0, 1)
@@ -41,17 +41,17 @@ SEEDS = (0, 1)
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What contestants share: they are compared with those of the same setting only."""
+    """What variants share; a variant is compared only with those of the same setting."""
 
     model: str
     data: str
     recipe: Recipe
     patch: int | None = None
-    #: The recipe as it was asked for. What counts is what it amounts to.
+    #: The recipe as it was given. Equality and folder depend on its fields alone.
     recipe_name: str = dataclasses.field(default="", compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON. The seed is each run's own."""
+        """As JSON, without the seed, which belongs to each run."""
         found = json.loads(json.dumps(dataclasses.asdict(self)))
         del found["recipe"]["seed"]
         return found
@@ -70,7 +70,7 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
-class Contestant:
+class Variant:
     """An attention in a setting: one row of the results."""
 
     setting: Setting
@@ -84,12 +84,12 @@ class Contestant:
         return {"setting": self.setting.as_dict(), "attention": self.attention}
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Contestant:
+    def from_dict(cls, found: Mapping[str, Any]) -> Variant:
         return cls(Setting.from_dict(found["setting"]), str(found["attention"]))
 
 
 def slug(text: str, meaning: Any) -> str:
-    """A folder name one can read, with a few digits of what it means so that no two are the same."""
+    """A readable folder name with a few digits of a hash of `meaning`, so that no two are equal."""
     digits = hashlib.blake2b(json.dumps(meaning, sort_keys=True).encode(), digest_size=3).hexdigest()
     return f"{re.sub(r'[^A-Za-z0-9._]+', '-', text).strip('-.')[:60]}-{digits}"
 
@@ -101,36 +101,36 @@ def combinations(
     data: Sequence[str],
     recipes: Sequence[str],
     fields: Mapping[str, Any],
-) -> list[Contestant]:
+) -> list[Variant]:
     """Every combination, each once, in the order given. `fields` replace fields of every recipe."""
     if not attentions:
         raise UserError("compare needs attentions to compare: give at least one")
     given = itertools.product(models, patches or (None,), data, recipes)
     settings = [Setting(m, d, settle(r, {**fields, "seed": 0}), p, r) for m, p, d, r in given]
-    return list(dict.fromkeys(Contestant(s, a) for s in settings for a in attentions))
+    return list(dict.fromkeys(Variant(s, a) for s in settings for a in attentions))
 
 
-def remember(out: Path, contestants: Sequence[Contestant], command: str) -> None:
-    """Note who takes part in `out`; those noted before stay, so a later call adds rows to the same results."""
+def remember(out: Path, variants: Sequence[Variant], command: str) -> None:
+    """Record the variants of `out`; earlier ones stay, so a later call adds rows to the same results."""
     from attendless.storage import atomic
 
     known, commands = recall(out)
-    every = list(dict.fromkeys([*known, *contestants]))
+    every = list(dict.fromkeys([*known, *variants]))
     commands = list(dict.fromkeys([*commands, *([command] if command else [])]))
-    payload = {"commands": commands, "contestants": [contestant.as_dict() for contestant in every]}
+    payload = {"commands": commands, "contestants": [variant.as_dict() for variant in every]}
     with atomic(out / "contest.json") as temporary:
         temporary.write_text(json.dumps(payload, indent=1) + "\n")
 
 
-def recall(out: Path) -> tuple[list[Contestant], list[str]]:
-    """Who takes part in `out`, and the commands that said so."""
+def recall(out: Path) -> tuple[list[Variant], list[str]]:
+    """The recorded variants of `out`, and the commands that added them."""
     path = out / "contest.json"
     if not path.is_file():
         return [], []
     try:
         found = json.loads(path.read_text())
-        return [Contestant.from_dict(c) for c in found["contestants"]], list(map(str, found["commands"]))
+        return [Variant.from_dict(c) for c in found["contestants"]], list(map(str, found["commands"]))
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
-            f"{str(path)!r} cannot be read ({error}): remove it, and give the command again; no run is lost"
+            f"{str(path)!r} cannot be read ({error}): remove it and give the command again; no run is lost"
         ) from None
