@@ -1,20 +1,28 @@
-"""Vision Transformers that attend less, and are measurably faster for it."""
+"""Vision Transformers that attend less, and are measurably faster for it.
+
+The public API is `__all__` of this package, of `attendless.dense`, `attendless.huggingface`, `attendless.tokens` and
+`attendless.sparse`, and the names in docs/reference.md. All other modules are internal: they may change in any version.
+"""
 
 from . import dense, huggingface
 from .attention import (
     Attention,
     Context,
     Grid,
+    Macs,
     Options,
+    Spec,
     attentions,
     create,
     option,
     register,
 )
-from .backbones import Columnar, Pyramid
+from .backbones import Backbone, Columnar, Pyramid
 from .check.run import check
 from .convert import (
+    Report,
     convert,
+    convert_with_report,
     load,
     open_model,
     patch,
@@ -22,33 +30,45 @@ from .convert import (
     unpatch,
 )
 from .errors import UserError
-from .export import export
+from .export import Exported, export
 from .hub import from_hub, push_to_hub
 from .integrations.support import register_family
-from .maps import maps
+from .maps import Map, maps
 from .measure.bench import bench
+from .measure.measurement import Measurement
+from .optimize.report import Tuned
 from .optimize.tune import tune
 from .plugins import load_plugin
 from .sparse import Backend, Case, execution, register_backend
-from .tokens import Reducer, reducers, register_reducer
+from .tokens import Reducer, SearchSpace, reducers, register_reducer
 from .version import __version__
 
 __all__ = [
     "Attention",
+    "Backbone",
     "Backend",
     "Case",
     "Columnar",
     "Context",
+    "Exported",
     "Grid",
+    "Macs",
+    "Map",
+    "Measurement",
     "Options",
     "Pyramid",
     "Reducer",
+    "Report",
+    "SearchSpace",
+    "Spec",
+    "Tuned",
     "UserError",
     "__version__",
     "attentions",
     "bench",
     "check",
     "convert",
+    "convert_with_report",
     "create",
     "dense",
     "execution",

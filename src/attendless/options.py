@@ -40,9 +40,14 @@ class Form(NamedTuple):
 def option(
     default: Any, help: str, *, low: float | None = None, high: float | None = None, form: Form | None = None
 ) -> Any:
-    """A field of an `Options` class: its default, one line of help, and the closed range its value must lie in.
+    """A field of an `Options` class.
 
-    `form` replaces the reading and writing of its text by the annotation.
+    Args:
+        default: The default value.
+        help: One line of help.
+        low: The smallest value allowed; default: no bound.
+        high: The largest value allowed; default: no bound.
+        form: How the text of the option is read and written, where its annotation does not say.
     """
     return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high, "form": form})
 

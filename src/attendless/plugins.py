@@ -24,7 +24,14 @@ _loading: list[str] = []
 
 
 def load_plugin(path: str | Path) -> None:
-    """Import a user's Python file, so that the attentions and backends it registers can be named."""
+    """Import a user's Python file, so that the attentions, reducers and backends it registers can be named.
+
+    Args:
+        path: The file. A file that was imported before is not imported again.
+
+    Raises:
+        UserError: there is no such file, or it cannot be imported.
+    """
     path = Path(path).resolve()
     if not path.is_file():
         raise UserError(f"plugin {str(path)!r} is not a file")

@@ -56,6 +56,12 @@ def model_name(model: Any) -> str:
     return str(image_config(model).get("architecture") or type(model).__name__)
 
 
+def set_image_config(model: nn.Module, config: dict[str, Any]) -> None:
+    """Replace timm's configuration of a model's images and classifier."""
+    configured: Any = model
+    configured.pretrained_cfg = configured.default_cfg = config
+
+
 def image_config(model: Any) -> dict[str, Any]:
     """timm's configuration of a model's images and classifier (`pretrained_cfg`), without empty entries."""
     cfg = getattr(model, "pretrained_cfg", None)

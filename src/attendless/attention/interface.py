@@ -7,7 +7,7 @@ Shapes: B batch · H heads · N tokens (queries) · M keys · D head width · C 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +78,18 @@ class Attention(Cost, PrefixRows):
             grid: The token grid the layer is created for; `resize` adapts it to another one.
             options: The mechanism's options; its defaults if None.
             head_dim: Head width D; C / H if None.
+            qkv_bias: Whether the projections of q, k and v have a bias.
+            qk_norm: Whether q and k are normalised per head.
+            scale_norm: Whether the output is normalised before the output projection.
+            proj_bias: Whether the output projection has a bias.
+            attn_drop: Dropout rate of the attention weights.
+            proj_drop: Dropout rate after the output projection.
+            norm_layer: The class of these norms.
             projections: False creates the core alone, for callers that have q, k and v and call only `attend`.
             turn: The largest angle, in radians, by which rotary position embeddings rotate keys from one patch to the
                 next; 0 without rotary embeddings.
+            device: Device of the weights.
+            dtype: Type of the weights.
         """
         super().__init__()
         if not projections and not self.has_core():
@@ -218,7 +227,8 @@ class Attention(Cost, PrefixRows):
     def merge(self, out: Tensor) -> Tensor:
         """out [B, H, N, D] → [B, N, C] through the output projection."""
         B, _, N, _ = out.shape
-        return self.proj_drop(self.proj(self.norm(out.transpose(1, 2).reshape(B, N, self.attn_dim))))
+        out = out.transpose(1, 2).reshape(B, N, self.attn_dim)
+        return cast(Tensor, self.proj_drop(self.proj(self.norm(out))))
 
     def forward(self, x: Tensor, context: Context, *, prefix_rows: bool = False) -> tuple[Tensor, Context]:
         """Attend. With `prefix_rows`, which requires `prefix_is_full`, the output has the prefix tokens alone."""

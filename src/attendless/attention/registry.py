@@ -19,7 +19,14 @@ A = TypeVar("A", bound=type[Attention])
 
 
 def register(cls: A) -> A:
-    """Class decorator: register an attention under its `name`."""
+    """Class decorator: register an attention under its `name`.
+
+    Args:
+        cls: The attention's class.
+
+    Raises:
+        UserError: the class has no `name`, or another attention has it.
+    """
     name = cls.__dict__.get("name")
     if not isinstance(name, str) or not name.replace("_", "").replace("-", "").isalnum() or name[0].isdigit():
         raise UserError(f"{cls.__name__} needs a class attribute `name`: a word, got {name!r}")

@@ -131,9 +131,16 @@ class Grid:
 class Context:
     """The values that travel with the tokens from block to block. Immutable: a block returns a new context.
 
-    `wants` names the entries (see `ENTRIES`) that this layer must provide because the next layer or the caller reads
-    them; other entries are removed. `losses` are extra terms for training, `trail` holds the class tokens of the layers
-    so far, for backbones whose head reads all of them.
+    Args:
+        grid: The grid of the tokens.
+        wants: The entries (see `ENTRIES`) that this layer must provide because the next layer or the caller reads them;
+            other entries are removed.
+        scores: Entry: attention scores before the softmax.
+        class_attention: Entry: the attention of the class token to every token, [B, H, N].
+        keys: Entry: the keys, [B, H, N, D].
+        residual: Scores that a mechanism adds to those of the next layer.
+        losses: Extra terms for training, each with its name.
+        trail: The class tokens of the layers so far, for backbones whose head reads all of them.
     """
 
     grid: Grid
@@ -189,7 +196,8 @@ class Macs:
     """Multiply-accumulates of the function computed, per image.
 
     `core` counts the products of queries with keys and of weights with values, key selection included; `projections`
-    the linear layers around them; `other` the rest (patch embedding, head, a mechanism's own extra layers).
+    the linear layers around them; `mlp` the MLP; `other` the rest (patch embedding, head, a mechanism's own extra
+    layers).
     """
 
     core: int = 0

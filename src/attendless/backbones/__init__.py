@@ -1,6 +1,6 @@
 """Backbones: what attentions live in. Importing them registers our models in timm."""
 
-from typing import Any
+from typing import TypeGuard
 
 from .base import Backbone
 from .bbvit import BBViT
@@ -25,6 +25,6 @@ __all__ = [
 ]
 
 
-def is_backbone(model: Any) -> bool:
-    """Whether a model is one of our backbones: it passes the context and knows its own cost, layer by layer."""
+def is_backbone(model: object) -> TypeGuard[Backbone]:
+    """Whether a model is an attendless backbone: it passes the context and counts its own cost, layer by layer."""
     return isinstance(model, Backbone)

@@ -8,7 +8,7 @@ A backbone is a flat row of layers, whatever stages it has. It says what a layer
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from ..attention.values import ENTRIES
 from ..errors import UserError
 from ..tokens import create_reducers, parse_tokens
 from .class_token_tail import TailedBackbone
+from .cost import Layer
 
 
 class Step(NamedTuple):
@@ -95,9 +96,14 @@ class Backbone(TailedBackbone):
         return self.norm(x), context
 
     def answer(self, x: Tensor, grid: Grid) -> Tensor:
-        """The model's answer, given the normed tokens x that the last layer left on `grid`. In a mean, a merged one
-        counts for all that it stands for."""
-        return self.forward_head(grid.balanced(x) if self.global_pool == "avg" else x)
+        """The model's output, given the normalised tokens x of the last layer on `grid`. In a mean, a merged token is
+        weighted by the number of patches it represents."""
+        return cast(Tensor, self.forward_head(grid.balanced(x) if self.global_pool == "avg" else x))
+
+    def costs(self, size: tuple[int, int] | None = None, batch: int = 1) -> list[Layer]:
+        """Parameters and multiply-accumulates of the embedding, every layer and the head, for one image of `size`, and
+        the backend of every attention for `batch` images."""
+        raise NotImplementedError(f"{type(self).__name__} does not define costs")
 
     def embed(self, images: Tensor) -> tuple[Tensor, Context]:
         """Images → the tokens that enter the first layer, and the context they start with."""

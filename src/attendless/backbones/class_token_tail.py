@@ -15,7 +15,7 @@ Training, `forward_features`, `forward_intermediates`, attention maps and dense 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import timm.layers
 import torch
@@ -26,6 +26,11 @@ from .block import Block
 from .cost import Layer, parameters
 from .probe import replaced
 
+# A backbone is a module, but the mixin has no base of its own at run time: a subclass brings timm's or PyTorch's.
+if TYPE_CHECKING:
+    _Module = nn.Module
+else:
+    _Module = object
 #: The option's name in saved files and in JSON.
 READOUT = "readout"
 _NORMS = ("LayerNorm", "LayerNormFp32", "RmsNorm", "RmsNormFp32", "SimpleNorm", "SimpleNormFp32")
@@ -77,7 +82,7 @@ class ClassTokenTail(Block):
         return Layer(name, grid, macs, parameters(self), self.attn.spec, choice)
 
 
-class TailedBackbone:
+class TailedBackbone(_Module):
     """The part of `Backbone` that knows its tail."""
 
     blocks: Any

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from timm.layers import AttentionPoolLatent
 from timm.models._features import feature_take_indices
@@ -28,15 +28,15 @@ from .cost import Layer, parameters, weight_macs
 from .probe import replaced
 from .weights import start_attentions
 
-#: The mixin stands on timm's attributes, which a type checker cannot see from here.
-_Base: Any = object
+# The mixin uses attributes of timm's class. A subclass inherits from that class, or from its distilled variant.
+if TYPE_CHECKING:
+    _Base = VisionTransformer
+else:
+    _Base = object
 
 
 class ColumnarBackbone(Backbone, _Base):
-    """What is added to timm's class. `attention` is one spec for every layer, or one per layer; `tokens` one spec of a
-    reducer for the whole model, or nothing.
-
-    `scratch=False` is for weights that were trained under another attention: see `Pyramid`.
+    """The attendless part of an isotropic backbone: it exchanges the blocks of timm's class.
 
     The last block is a `ClassTokenTail`, which `forward` may run for the class token alone.
     """
@@ -117,7 +117,7 @@ class ColumnarBackbone(Backbone, _Base):
             return self.answer(x, context.grid)
         x, context = self.run_layers(*self.embed(x), stop=len(self.blocks) - 1)
         x, context = tail(x, context, prefix_rows=True)
-        return self.forward_head(self.norm(x))
+        return cast(Tensor, self.forward_head(self.norm(x)))
 
     def needs_patches(self) -> str:
         if self.global_pool != "token" or self.num_prefix_tokens == 0:
@@ -132,10 +132,10 @@ class ColumnarBackbone(Backbone, _Base):
         return f"{' and '.join(mixing)} may mix tokens" if mixing else ""
 
     def answer(self, x: Tensor, grid: Grid) -> Tensor:
-        """Where the classifier pools the patches, a merged one counts for all that it stands for."""
+        """Where the classifier pools patches, a merged one is weighted by the number of patches it represents."""
         if self.global_pool != "token" and grid.sizes is not None:
             x = grid.balanced(x) if self.global_pool == "avg" else grid.restore(x)
-        return self.forward_head(x)
+        return cast(Tensor, self.forward_head(x))
 
     def forward_intermediates(
         self,
@@ -210,7 +210,17 @@ class ColumnarBackbone(Backbone, _Base):
 
 
 class Columnar(ColumnarBackbone, VisionTransformer):
-    """A `VisionTransformer` with the same keys; `attention="…"` names what its blocks attend with."""
+    """timm's `VisionTransformer`, with the same keys, whose blocks have attendless attentions and may reduce tokens.
+
+    Args:
+        args: Positional arguments of timm's `VisionTransformer`.
+        attention: One spec for every layer, or one per layer, such as `2xfull/10xfoveal:keep=0.1`.
+        tokens: Spec of a token reducer, such as `tome:r=8`; empty for none.
+        scratch: Whether attentions start with the weights of their authors, for training from scratch; False for
+            weights to be loaded that were trained with another attention, which the attentions then alter as little
+            as they can.
+        kwargs: Further arguments of timm's `VisionTransformer`.
+    """
 
 
 class ColumnarDistilled(ColumnarBackbone, VisionTransformerDistilled):
@@ -244,13 +254,12 @@ def _head_macs(model: Any, grid: Grid) -> int:
     macs = weight_macs(model.head, 1)
     macs += weight_macs(model.head_dist, 1) if hasattr(model, "head_dist") else 0
     macs += weight_macs(model.aux_head, grid.patches) if hasattr(model, "aux_head") else 0
-    pool = model.attn_pool
+    pool: nn.Module | None = model.attn_pool
     if pool is None:
         return macs
     keys = grid.tokens if model.pool_include_prefix else grid.patches
     if not isinstance(pool, AttentionPoolLatent):  # self-attention without weights of its own
         return macs + full_macs(keys, model.embed_dim)
-    macs += (
-        weight_macs(pool.q, pool.latent_len) + weight_macs(pool.kv, keys) + 2 * pool.latent_len * keys * model.embed_dim
-    )
-    return macs + weight_macs(pool.proj, pool.latent_len) + (weight_macs(pool.mlp, pool.latent_len) if pool.mlp else 0)
+    latents = int(pool.latent_len)
+    macs += weight_macs(pool.q, latents) + weight_macs(pool.kv, keys) + 2 * latents * keys * int(model.embed_dim)
+    return macs + weight_macs(pool.proj, latents) + (weight_macs(pool.mlp, latents) if pool.mlp else 0)

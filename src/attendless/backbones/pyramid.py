@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 from timm.layers import to_2tuple, to_ntuple, trunc_normal_
 from timm.models._features import feature_take_indices
@@ -32,12 +32,29 @@ from .weights import start_attentions, start_convolutions
 
 
 class Pyramid(Backbone, nn.Module):
-    """`attention` is one spec for all stages, one per stage (`window/window/full/full`), or one per layer.
+    """A hierarchical backbone: stages of fewer and wider tokens.
 
-    `style` are the fields of `Style`. Images of any size are taken; weights that are tied to a grid, such as learned
-    positions, are resampled on the fly, or once and for all by `set_input_size`. Weights start as the style's and the
-    attentions' authors start them; with `scratch=False` attentions start so as to disturb weights that are loaded, and
-    were trained under another, as little as they can.
+    It accepts images of any size. Weights that depend on a grid, such as learned positions, are resampled in each call,
+    or once by `set_input_size`.
+
+    Args:
+        attention: One spec for all stages, one per stage (`window/window/full/full`), or one per layer.
+        img_size: Input size: one side, or (height, width).
+        patch_size: Side of a patch, in pixels.
+        in_chans: Channels of the images.
+        num_classes: Number of classes; 0 for no classifier.
+        global_pool: What the classifier reads: `token` (the class token), `avg` or empty (all tokens); default: the
+            class token if there is one, otherwise the mean.
+        embed_dims: Width of each stage.
+        depths: Number of layers of each stage.
+        num_heads: Number of heads of each stage.
+        mlp_ratios: Hidden width of the MLP over the width of the stage; one for all stages, or one per stage.
+        drop_rate: Dropout rate before the classifier.
+        drop_path_rate: Stochastic depth of the last layer; it grows evenly from 0.
+        scratch: Whether attentions start with the weights of their authors, for training from scratch; False for
+            weights to be loaded that were trained with another attention, which the attentions then alter as little
+            as they can.
+        style: The fields of `Style`, in which the families differ.
     """
 
     stages: Any
@@ -173,7 +190,7 @@ class Pyramid(Backbone, nn.Module):
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         for stage in self.stages:
             if number < len(stage.blocks):
-                return stage.run_layer(number, x, context)
+                return cast(Stage, stage).run_layer(number, x, context)
             number -= len(stage.blocks)
         raise IndexError(f"there is no layer {number} after the last")
 

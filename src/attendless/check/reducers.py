@@ -104,7 +104,9 @@ class ReducerTrial:
         return steps
 
 
-_rule: Callable[..., Callable] = partial(rule, CHECKS, ReducerTrial)
+_rule: Callable[..., Callable[[Callable[[ReducerTrial], None]], Callable[[ReducerTrial], None]]] = partial(
+    rule, CHECKS, ReducerTrial
+)
 
 
 def _all(function: Callable[[ReducerTrial, Step], None]) -> Callable[[ReducerTrial], None]:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -38,7 +37,7 @@ def convert(
     predictor: str | Path | None = None,
     fit: Tensor | None = None,
     readout: bool | None = None,
-) -> Any:
+) -> nn.Module:
     """Return a copy of `model` with `attention` in its layers, on the tokens that `tokens` leaves.
 
     timm's `VisionTransformer` and some Hugging Face models are rebuilt as attendless backbones; all others stay what
@@ -58,6 +57,12 @@ def convert(
         readout: compute the last layer for the class token alone, if the model's output depends on no other token. The
             outputs are the same up to rounding. Default: only if the result differs from full attention on all tokens,
             so that `convert(model, "full")` stays bit-identical to `model`.
+
+    Returns:
+        The converted copy: a `Columnar` or `Pyramid` if the model was rebuilt, otherwise a model of the same class.
+
+    Raises:
+        UserError: the model or a spec is not supported, or the weights are not finite.
     """
     converted, _ = convert_with_report(
         model,
@@ -85,15 +90,17 @@ def convert_with_report(
     fit: Tensor | None = None,
     readout: bool | None = None,
     check: Tensor | None = None,
-    copied: Callable[[Any], Any] | None = None,
-) -> tuple[Any, Report]:
+    copied: Callable[[nn.Module], nn.Module] | None = None,
+) -> tuple[nn.Module, Report]:
     """As `convert`, with a report on every layer.
 
     Args:
+        model, attention, tokens, layers, below_breakeven, size, predictor, fit, readout: as in `convert`.
         check: images on which the outputs of the copy are compared with those of the original.
         copied: makes the copy to convert, so that a caller can share the model's weights; default: `backbone_copy`.
 
-    All other parameters are those of `convert`.
+    Returns:
+        The converted copy and the report.
     """
     check_module(model)
     check_finite(model.named_parameters(), "the model's weights are damaged")
@@ -138,12 +145,12 @@ def convert_with_report(
     return converted, report
 
 
-def why_whole(model: Any) -> str:
+def why_whole(model: nn.Module) -> str:
     """Why the last layer cannot be computed for the class token alone; empty if it can."""
     return str(model.needs_patches()) if is_backbone(model) else f"{type(model).__name__} keeps its own layers"
 
 
-def _costs(model: Any, slots: Sequence[Slot]) -> list[Macs]:
+def _costs(model: nn.Module, slots: Sequence[Slot]) -> list[Macs]:
     """The cost of every layer. A backbone counts its layers itself, because one may change the cost of another."""
     if not is_backbone(model):
         return [slot.total for slot in slots]
@@ -151,7 +158,7 @@ def _costs(model: Any, slots: Sequence[Slot]) -> list[Macs]:
     return [found[slot.name] for slot in slots]
 
 
-def put_tokens(model: Any, tokens: str) -> None:
+def put_tokens(model: nn.Module, tokens: str) -> None:
     """Put a token reducer into a backbone; raise for a model that is not one."""
     if is_backbone(model):
         model.set_tokens(tokens, check=False)

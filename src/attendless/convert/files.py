@@ -22,7 +22,7 @@ from ..errors import UserError, unknown
 from ..integrations.rebuild.architecture import Blueprint, blueprint
 from ..integrations.weights import check_finite
 from ..plugins import source_of
-from ..sizes import image_config
+from ..sizes import image_config, set_image_config
 from ..storage import read_described, write_described
 from ..tokens import Reducer, reducers
 from .report import Report
@@ -48,10 +48,10 @@ _PREPARATION = (
     "longest",
 )
 #: Tasks other than classification: name → function that builds the model from its backbone and the task's header.
-_TASKS: dict[str, Callable[[Any, dict[str, Any]], nn.Module]] = {}
+_TASKS: dict[str, Callable[[nn.Module, dict[str, Any]], nn.Module]] = {}
 
 
-def register_task(name: str, build: Callable[[Any, dict[str, Any]], nn.Module]) -> None:
+def register_task(name: str, build: Callable[[nn.Module, dict[str, Any]], nn.Module]) -> None:
     """Let files hold models for a task other than classification. Such a model has `task` and `plan()`, which returns
     the blueprint of its backbone and a JSON object for `build`, with the task as its `name`."""
     _TASKS[name] = build
@@ -69,6 +69,9 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
         model: an attendless or timm model, or a detector or segmentor of attendless.
         path: the file to write, by custom `.safetensors`.
         report: the report of the conversion, stored in the header.
+
+    Raises:
+        UserError: no file can describe the model.
     """
     from ..version import __version__
 
@@ -85,11 +88,18 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
     write_described(path, _KEY, json.dumps(header), _tensors(model))
 
 
-def load(path: str | Path) -> Any:
-    """Load a model on the CPU, in evaluation mode.
+def load(path: str | Path) -> nn.Module:
+    """Load a model that `save` wrote.
 
     Args:
-        path: a file that `save` wrote.
+        path: The file.
+
+    Returns:
+        The model, on the CPU and in evaluation mode: a `Columnar` or `Pyramid`, a timm model with attendless
+        attentions, or a `dense.Dense`.
+
+    Raises:
+        UserError: the file is damaged, was written by a newer version or needs a plug-in.
     """
     text, tensors = _read(path)
     header = _header(path, text)
@@ -105,7 +115,7 @@ def load(path: str | Path) -> Any:
     # Copies, because tensors of a file may be unaligned in memory, and unaligned weights may round differently.
     model.load_state_dict({name: value.clone() for name, value in tensors.items()}, assign=True)
     preparation = {k: tuple(v) if isinstance(v, list) else v for k, v in header.get("preparation", {}).items()}
-    model.pretrained_cfg = model.default_cfg = preparation
+    set_image_config(model, preparation)
     return model.eval()
 
 
@@ -137,7 +147,7 @@ def _completed(text: Any) -> Any:
     return text if more is None else f"{text},{more}" if ":" in text else f"{text}:{more}"
 
 
-def _on_task(backbone: Any, about: dict[str, Any] | None) -> Any:
+def _on_task(backbone: nn.Module, about: dict[str, Any] | None) -> nn.Module:
     if about is None:
         return backbone
     if about["name"] not in _TASKS:

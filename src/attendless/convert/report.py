@@ -108,16 +108,19 @@ class Reduction:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """A conversion.
+    """The report of a conversion.
 
-    model, size: name of the model and its input size
-    layers: every layer
-    elsewhere: number of weights outside the attentions, all copied
-    pays_from: smallest square size at which one of the layers that were left would be converted
-    random_weights: the model has no trained weights
-    unserved: paths of attentions that cannot be exchanged, with the reason
-    tail: the last layer computes for the class token alone
-    note: further remarks
+    model: the model's name.
+    size: its input size (height, width).
+    layers: the decision on every layer, with its cost before and after.
+    elsewhere: the number of weights outside the attentions, all of which were copied.
+    difference: the difference of the outputs, if it was measured.
+    pays_from: the smallest square size at which one of the layers that were left would be converted.
+    random_weights: whether no weights were ever loaded into the model.
+    reduction: the token reducer and the tokens that remain in every layer.
+    unserved: the paths of attentions that cannot be exchanged, each with the reason.
+    tail: whether the last layer computes for the class token alone.
+    note: further remarks.
     """
 
     model: str

@@ -15,10 +15,11 @@ from ..errors import UserError
 from ..integrations.pretrained import create_pretrained
 from ..integrations.rebuild import hf_weights
 from ..integrations.resize import resize
-from ..integrations.weights import load_weights, read_weights
+from ..integrations.weights import load_weights, read_weights, reset_classifier
 from ..sizes import parse_size
 from ..tokens import parse_tokens
-from .conversion import BelowBreakeven, convert
+from .conversion import convert
+from .exchange import BelowBreakeven
 from .files import load, read_header
 
 __all__ = ["comparable", "open_model", "parse_size", "random_weights", "resize", "unknown_model"]
@@ -38,18 +39,29 @@ def open_model(
     predictor: str | Path | None = None,
     readout: bool | None = None,
     tasks: bool = False,
-) -> Any:
-    """Build `model`, load `weights` from a file, set its input size and convert it to `attention` and `tokens`.
+) -> nn.Module:
+    """Build a model by name or file, load weights, set its input size and convert it.
 
     Args:
-        model: a model name of timm or attendless, a file that `save` wrote, or a folder of `save_pretrained`.
-        attention, tokens, layers, below_breakeven, predictor, readout: as in `convert`; the model is converted only if
-            `attention` or `tokens` is given.
-        weights: file of weights to load.
-        size: input size; default: the model's own.
-        num_classes: default: that of the weights. If it differs from theirs, the classifier is initialised anew.
-        pretrained: fetch timm's weights, unless `weights` are given.
-        tasks: also return a detector or segmentor; by default a file that holds one is refused.
+        model: A name that timm knows, a file that `save` wrote, or a folder in Hugging Face's format.
+        attention: The attention to convert to, as in `convert`; default: the model's own.
+        tokens: The token reducer, as in `convert`; default: the model's own.
+        weights: A file of weights (safetensors or a PyTorch state dict).
+        size: Input size; default: the model's own.
+        num_classes: Number of classes. If the weights have another number, the classifier is initialised anew, to be
+            trained. Default: that of the weights.
+        pretrained: Whether to fetch timm's pretrained weights, if `weights` is not given.
+        layers: The layers to convert, as in `convert`.
+        below_breakeven: What to do with a layer where `attention` does not pay, as in `convert`.
+        predictor: Trained predictors, as in `convert`.
+        readout: Whether the last layer is computed for the class token alone, as in `convert`.
+        tasks: Whether a file may hold a detector or segmentor, which is then returned as it is.
+
+    Returns:
+        The model, in evaluation mode.
+
+    Raises:
+        UserError: there is no such model, or it cannot be converted.
     """
     target = None if size is None else parse_size(size)
     path = Path(model)
@@ -63,7 +75,7 @@ def open_model(
         if hasattr(built, "task"):
             return built
         if num_classes is not None and num_classes != built.num_classes:
-            built.reset_classifier(num_classes)
+            reset_classifier(built, num_classes)
         if weights is not None:
             load_weights(built, read_weights(weights), num_classes)
         if target is not None:

@@ -1,18 +1,28 @@
 """Detection and segmentation. Names are looked up when asked for: importing attendless imports no detector."""
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from ..convert.files import register_task
 
+if TYPE_CHECKING:
+    from .draw import predict
+    from .evaluating import evaluate
+    from .features import extractor
+    from .model import Dense, build
+    from .training import train
+
 _HOMES = {
+    "Dense": "model",
     "build": "model",
     "evaluate": "evaluating",
     "extractor": "features",
     "predict": "draw",
     "train": "training",
 }
-__all__ = sorted(_HOMES)
+__all__ = ["Dense", "build", "evaluate", "extractor", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -21,7 +31,7 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
 
 
-def _restore(backbone: Any, about: Any) -> Any:
+def _restore(backbone: nn.Module, about: dict[str, Any]) -> nn.Module:
     from .model import restore
 
     return restore(backbone, about)

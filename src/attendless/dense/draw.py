@@ -52,7 +52,14 @@ class Found:
 
 @torch.no_grad()
 def predict(model: Dense, image: Image.Image, *, size: int | None = None, score: float = 0.5) -> Found:
-    """What `model` finds in a picture; detections of a lower `score` are left out."""
+    """Run a detector or segmentor on one image.
+
+    Args:
+        model: A detector or segmentor; it is set to evaluation mode.
+        image: The image.
+        size: Length of the image's short side; default: that of the training.
+        score: The lowest score of the detections to return.
+    """
     config = image_config(model)
     names = tuple(map(str, config.get("label_names") or range(model.num_classes)))
     side = size or min(config.get("input_size", (3, 224, 224))[-2:])
@@ -104,7 +111,9 @@ def _with_legend(picture: Image.Image, found: Found) -> Image.Image:
     return picture
 
 
-def _write(pen: Any, place: tuple[float, float], text: str, fill: tuple[int, int, int], font: Any) -> float:
+def _write(
+    pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, fill: tuple[int, int, int], font: Any
+) -> float:
     """Write on a field of colour; return where the next line begins."""
     left, top, right, bottom = pen.textbbox(place, text, font=font)
     pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), fill=fill)

@@ -46,8 +46,24 @@ def evaluate(
     several_scales: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> dict[str, Any]:
-    """One row: the metrics of the model's task on `data` (a folder, or what `judged` gave), parameters,
-    multiply-accumulates, and images a second of the model alone."""
+    """Evaluate a detector or segmentor on annotated images.
+
+    Args:
+        model: A detector or segmentor.
+        data: A folder of annotated images, or the result of `judged`.
+        size: Length of the images' short side; default: that of the training.
+        batch: Number of images per batch.
+        workers: Number of processes that load images; 0 loads them in this one.
+        several_scales: Whether predictions are averaged over six scales and mirror images (segmentation only).
+        progress: Receives the number of images of each batch.
+
+    Returns:
+        The metrics of the model's task, parameters, multiply-accumulates, and the throughput of the model alone in
+        images/s, as JSON values.
+
+    Raises:
+        UserError: the classes of the data are not those of the model.
+    """
     if several_scales and model.task != "segmentation":
         raise UserError("answers are averaged over several scales in segmentation only")
     source = judged(model, data) if isinstance(data, str | Path) else data

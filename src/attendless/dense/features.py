@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from timm.layers import LayerNorm2d
@@ -24,6 +24,7 @@ from ..backbones.columnar import ColumnarBackbone
 from ..backbones.stem import to_map
 from ..convert import open_model
 from ..errors import UserError
+from ..integrations.weights import reset_classifier
 
 #: The strides of the four maps, in pixels. Of a column whose patches are no power of two they are nearly these.
 STRIDES = (4, 8, 16, 32)
@@ -42,10 +43,11 @@ class Features(nn.Module):
     def __init__(self, backbone: Any) -> None:
         super().__init__()
         self.backbone = backbone
+        self.make: Any
         if isinstance(backbone, ColumnarBackbone):
             any_size(backbone)
             backbone.use_tail(False)  # a dense head reads the patches
-            self.make: Any = SimplePyramid(backbone.embed_dim, backbone.patch_embed.patch_size[0])
+            self.make = SimplePyramid(backbone.embed_dim, backbone.patch_embed.patch_size[0])
             self.channels: Sequence[int] = self.make.channels
             self.multiple = math.lcm(*backbone.patch_embed.patch_size, self.make.coarsest)
         else:
@@ -69,7 +71,7 @@ class Features(nn.Module):
     def levels(self, found: Sequence[Tensor]) -> list[Tensor]:
         """The maps a backbone has → the four."""
         if isinstance(self.make, SimplePyramid):
-            return self.make(found[0])
+            return cast(list[Tensor], self.make(found[0]))
         return [norm(level) for norm, level in zip(self.make, found, strict=True)]
 
     def empty(self, size: tuple[int, int], batch: int = 1) -> list[Tensor]:
@@ -84,9 +86,16 @@ class Features(nn.Module):
 def extractor(
     model: str, attention: str | None = None, size: int | tuple[int, int] | None = None, **more: Any
 ) -> Features:
-    """A backbone by its name or file as a feature extractor; `more` goes to `open_model` (`weights`, `tokens`)."""
+    """Open a backbone as a feature extractor, which computes four maps of strides 4, 8, 16 and 32.
+
+    Args:
+        model: A name, file or folder for `open_model`.
+        attention: The attention to convert to; default: full attention.
+        size: Input size; default: the model's own. The extractor accepts images of any size.
+        more: Further arguments of `open_model`, such as `weights` and `tokens`.
+    """
     built = open_model(model, attention=attention or "full", size=size, below_breakeven="keep", **more)
-    built.reset_classifier(0)
+    reset_classifier(built, 0)
     return Features(built).eval()
 
 

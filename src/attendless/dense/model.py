@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UserError, unknown
 from ..integrations.rebuild.architecture import Blueprint, blueprint
+from ..integrations.weights import reset_classifier
 from ..options import Options, Spec, parse_options
 from ..sizes import image_config
 from .features import Features
@@ -117,18 +118,27 @@ def head_for(task: str, head: str | None) -> str:
     return chosen
 
 
-def build(backbone: Any, head: str, num_classes: int) -> Dense:
-    """A dense model on a backbone, which loses its classifier and is used in place."""
+def build(backbone: nn.Module, head: str, num_classes: int) -> Dense:
+    """Put a head for detection or segmentation on a backbone.
+
+    Args:
+        backbone: A backbone of attendless or timm. It is used in place and loses its classifier.
+        head: Spec of the head: `retinanet`, `semantic_fpn:channels=64` or `upernet`.
+        num_classes: Number of classes.
+
+    Raises:
+        UserError: there is no such head, or a library it needs is not installed.
+    """
     made, options = head_class(head)
     if hasattr(backbone, "reset_classifier"):
-        backbone.reset_classifier(0)
+        reset_classifier(backbone, 0)
     constructor: Callable[..., Dense] = made
     model = constructor(Features(backbone), num_classes, options)
     model.pretrained_cfg = model.default_cfg = {**image_config(backbone), "label_names": None, "classifier": None}
     return model
 
 
-def restore(backbone: Any, about: Mapping[str, Any]) -> Dense:
+def restore(backbone: nn.Module, about: Mapping[str, Any]) -> Dense:
     """The model whose file says this of its task; its weights are yet to be loaded."""
     head_for(str(about["name"]), str(about["head"]))
     return build(backbone, str(about["head"]), int(about["num_classes"]))

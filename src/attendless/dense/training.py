@@ -47,11 +47,28 @@ def train(
     run: Run | None = None,
     **fields: Any,
 ) -> Result:
-    """Train `model` for `task` on the annotated pictures in `data` and leave weights, metrics and the recipe in `out`.
+    """Train a detector or segmentor. The same call with the same `out` resumes an interrupted training.
 
-    `model` is a backbone, by its name, as a file that attendless saved or as a module; or a dense model from such a
-    file, which goes on learning under the head it has. `fields` replace fields of the recipe (`epochs=5`). The same
-    call on the same `out` continues where it stopped.
+    Args:
+        model: A backbone by name, as a file that `save` wrote or as a module; or a detector or segmentor from such a
+            file, which keeps its head.
+        data: A folder of annotated images.
+        task: `detection` or `segmentation`.
+        head: Spec of the head; default: `retinanet` or `semantic_fpn`.
+        attention: The attention of the backbone; default: its own.
+        tokens: The token reducer of the backbone; default: its own.
+        recipe: Name of a recipe, or a recipe; default: that of the task.
+        out: The folder for weights, metrics and the recipe.
+        weights: A file with weights of the backbone.
+        pretrained: Whether to fetch timm's pretrained weights of the backbone.
+        run: How to run: device, workers, logging and checkpoints.
+        fields: Fields of the recipe to replace, such as `epochs=5`.
+
+    Returns:
+        The folder's files and the final metrics.
+
+    Raises:
+        UserError: the arguments, the data and the model do not fit together.
     """
     chosen_head = head_for(task, head)
     head_class(chosen_head)  # its options, and the library it needs

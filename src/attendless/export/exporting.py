@@ -50,7 +50,18 @@ Say = Callable[[str], None]
 
 @dataclasses.dataclass(frozen=True)
 class Exported:
-    """What was written, and what was found out about it."""
+    """The result of `export`.
+
+    path: the file to open.
+    format: `onnx`, `openvino` or `pt2`.
+    files: all files that were written.
+    description: the description of the model that the file holds.
+    parity: the difference to the PyTorch model.
+    speed: latencies of the file, of eager PyTorch and of the baseline, if they were timed.
+    quality: accuracy before and after quantisation, if the file is quantised.
+    operators: the number of operators of each kind.
+    notes: further remarks.
+    """
 
     path: Path
     format: str
@@ -99,14 +110,32 @@ def export(
     progress: Say = lambda text: None,
     **opening: Any,
 ) -> Exported:
-    """Write `model` to `out` and say what was found: difference to the PyTorch model, speed, size, operators.
+    """Write a model to a file for another runtime, and compare the file with the PyTorch model.
 
-    `model` is one in memory, or a MODEL for `open_model`, which gets `opening` (`attention`, `tokens`, `weights`, …).
-    `batch` is how many images the file takes at once, None for any number. `kernels`: attendless's own (default: where
-    the runtime can have them, but not in ONNX, which then runs anywhere). `int8` quantises linear layers, calibrated on
-    images of `data`; these also join the check, and accuracy is measured on `limit` of them (default: all). Without
-    `measure` nothing is timed. A file that does not compute what the model does raises `UserError`, and nothing is
-    written.
+    Args:
+        model: A model in memory, or a name, file or folder for `open_model`.
+        out: The file: `.onnx`, `.xml` (OpenVINO) or `.pt2`.
+        format: `onnx`, `openvino` or `pt2`; default: by the ending of `out`.
+        size: Input size; default: the model's own.
+        batch: Number of images per call; None for any number.
+        features: Whether the file also returns feature maps.
+        int8: Whether linear layers are quantised, calibrated on images of `data`.
+        data: A folder of images, for calibration and for the comparison.
+        limit: Number of images on which accuracy is measured; default: all.
+        kernels: Whether the file uses attendless's own kernels; default: where the runtime can load them, except in
+            ONNX, so that the file runs anywhere.
+        opset: The ONNX opset; default: that of the exporter.
+        measure: Whether the file is timed.
+        budget: Seconds of timing.
+        name: The model's name in the file; default: its own.
+        progress: Receives a line of text for each step.
+        opening: Further arguments of `open_model`, such as `attention`, `tokens` and `weights`.
+
+    Returns:
+        The files, the difference to the PyTorch model, speed, size and operators.
+
+    Raises:
+        UserError: the model cannot be exported, or the outputs of the file differ. Nothing is written then.
     """
     how = _format(out, format)
     if why := FORMATS[how].unavailable():

@@ -12,7 +12,6 @@ import contextlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -40,10 +39,26 @@ def push_to_hub(
     token: str | None = None,
     message: str = "Upload with attendless",
 ) -> str:
-    """Send a model to the repository `repo_id` (`name/model`), made if it is not there; its address.
+    """Upload a model with its card to a repository of the Hugging Face Hub, or write both to a folder.
 
-    The card holds a table of `measurements` (what `bench` returns, or its JSON) and `text`, in Markdown. Where
-    `repo_id` is a path (`./folder`) the same files are written there, and nothing is sent.
+    Args:
+        model: A model that `save` can write.
+        repo_id: The repository (`name/model`), which is created if needed, or a path (`./folder`): nothing is sent
+            then.
+        measurements: Results of `bench`, or their JSON, for the table of the card.
+        report: The report of the conversion, stored in the file.
+        text: Further text of the card, in Markdown.
+        license: The license that the card names.
+        private: Whether a new repository is private.
+        revision: The branch to upload to; default: the main branch.
+        token: An access token; default: the one that `huggingface_hub` has stored.
+        message: The commit message.
+
+    Returns:
+        The address of the repository, or the path.
+
+    Raises:
+        UserError: the model cannot be saved, or the Hub refuses the upload.
     """
     if _is_path(repo_id):
         _write(model, Path(repo_id), measurements, report, text, license, repo_id)
@@ -58,10 +73,21 @@ def push_to_hub(
     return str(getattr(found, "repo_url", None) or f"{api.endpoint}/{repo_id}")
 
 
-def from_hub(repo_id: str | Path, *, revision: str | None = None, token: str | None = None) -> Any:
-    """The model in a repository (`name/model`) or a folder, on the CPU and in evaluation mode.
+def from_hub(repo_id: str | Path, *, revision: str | None = None, token: str | None = None) -> nn.Module:
+    """Load a model from a repository of the Hugging Face Hub, or from a folder.
 
-    What has been fetched once is kept by `huggingface_hub`, and is found there without a network.
+    `huggingface_hub` caches what was fetched, so that it is found again without a network.
+
+    Args:
+        repo_id: The repository (`name/model`), or a folder that `push_to_hub` wrote.
+        revision: Branch, tag or commit; default: the main branch.
+        token: An access token; default: the one that `huggingface_hub` has stored.
+
+    Returns:
+        The model, on the CPU and in evaluation mode. See `load`.
+
+    Raises:
+        UserError: there is no such repository, the Hub cannot be reached, or the file is damaged.
     """
     if _is_path(repo_id) or Path(repo_id).is_dir():
         return load(Path(repo_id) / FILE)

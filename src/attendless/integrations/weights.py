@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..backbones.pyramid import Pyramid
 from ..backbones.weights import fit_attention, from_pyramids
@@ -49,6 +49,12 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], whose: str) -> None:
             raise UserError(f"{whose}: {name} holds NaN or infinity ({bad} of {value.numel()} values)")
 
 
+def reset_classifier(model: nn.Module, num_classes: int) -> None:
+    """Give a timm model or a backbone a new classifier; 0 classes remove it."""
+    classifier: Any = model
+    classifier.reset_classifier(num_classes)
+
+
 def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None = None) -> None:
     """Load `weights` into `model`, in place.
 
@@ -58,7 +64,7 @@ def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None
     heads = _classifiers(model)
     found = next((weights[f"{head}.weight"].shape[0] for head in heads if f"{head}.weight" in weights), None)
     if found is not None and num_classes is None and found != model.num_classes:
-        model.reset_classifier(found)
+        reset_classifier(model, found)
     adapted = _adapt(model, weights)
     own = model.state_dict()
     excused = tuple(f"{head}." for head in heads) if num_classes is not None else ()

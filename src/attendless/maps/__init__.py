@@ -47,14 +47,19 @@ Query = int | slice | tuple[float, float]
 
 @dataclasses.dataclass(frozen=True)
 class Map:
-    """What one layer looks at: how much of its attention each query gives each token of `grid`, [B, H, queries, N]."""
+    """The attention map of one layer.
+
+    layer: number of the layer.
+    weights: the attention that each query pays to each token, [B, H, queries, N].
+    grid: the grid of the tokens.
+    """
 
     layer: int
     weights: Tensor
     grid: Grid
 
     def on_grid(self) -> Tensor:
-        """The patches' part of it, in the picture's coordinates: [B, H, queries, height, width]."""
+        """The attention to the patches, at their places in the image: [B, H, queries, height, width]."""
         return on_grid(self.weights, self.grid)
 
 
@@ -66,10 +71,18 @@ def maps(
     heads: int | Sequence[int] | None = None,
     query: Query = slice(None),
 ) -> list[Map]:
-    """The maps of a model's layers (all, if none are named) for images [B, 3, h, w] as the model takes them.
+    """Compute the attention maps of a model's layers.
 
-    Layers are counted as the model runs them, from 0, or backwards from -1. `query` picks queries: by number, prefix
-    tokens first, then the patches row by row, or by a pixel (x, y) of the image, which stands for the patch there.
+    Args:
+        model: A model with attendless attentions, or one that `convert` rebuilds.
+        images: Preprocessed images [B, 3, h, w].
+        layers: One layer or several, counted from 0, or backwards from -1; default: all with an attendless attention.
+        heads: One head or several; default: all.
+        query: One query or several by number, prefix tokens first, then the patches row by row; or a pixel (x, y) of
+            the image, for the patch that it lies in. Default: all.
+
+    Returns:
+        The map of each layer, in their order.
     """
     model = seen_by_us(model)
     found = []

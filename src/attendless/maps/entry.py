@@ -34,7 +34,7 @@ class Entry(NamedTuple):
 def layers(model: nn.Module) -> list[nn.Module]:
     """The attention of every layer, as the model runs them: ours, or in a model of timm's also its own."""
     if is_backbone(model):
-        return [block.attn for block in model.blocks]  # type: ignore[union-attr]
+        return [block.attn for block in model.blocks]
     if not exchangeable(model):
         raise UserError(
             f"{type(model).__name__} has no attention of ours that could say what it looks at: expected one of "

@@ -138,7 +138,7 @@ def spread(count: int, limit: int | None) -> list[int]:
 _Item = tuple[Tensor | None, int, str, str]
 
 
-class _Pictures(torch.utils.data.Dataset):
+class _Pictures(torch.utils.data.Dataset[_Item]):
     def __init__(self, source: Source, transform: Callable[[Any], Tensor], limit: int | None) -> None:
         self.indices = spread(len(source), limit)
         self.source, self.transform = source, transform

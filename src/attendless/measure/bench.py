@@ -15,7 +15,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import nn
@@ -44,6 +44,29 @@ from .timing import Alone, Conditions, Timed, announced, time_all
 
 Size = int | tuple[int, int] | str
 _DEFAULT = Conditions()
+
+
+@overload
+def bench(
+    model: nn.Module,
+    like: nn.Module | None = None,
+    *,
+    size: Size | None = None,
+    name: str | None = None,
+    runtimes: Sequence[str],
+    **settings: Any,
+) -> Table: ...
+
+
+@overload
+def bench(
+    model: nn.Module,
+    like: nn.Module | None = None,
+    *,
+    size: Size | None = None,
+    name: str | None = None,
+    **settings: Any,
+) -> Measurement: ...
 
 
 def bench(
@@ -234,8 +257,8 @@ def _performance(seconds: float, alone: Alone) -> Performance:
 def _path(model: nn.Module, batch: int) -> tuple[str, str]:
     """The backend of every layer on the tokens it receives, and the reason; equal layers are counted together."""
     if is_backbone(model):
-        rows: Any = model.costs(batch=batch)  # type: ignore[operator]
-        choices = [(row.spec.name, row.choice) for row in rows if row.spec is not None]
+        rows = model.costs(batch=batch)
+        choices = [(row.spec.name, row.choice) for row in rows if row.spec is not None and row.choice is not None]
     else:
         choices = [(m.name, m.choice(m.grid, batch)) for m in model.modules() if isinstance(m, Attention)]
     if not choices:

@@ -32,7 +32,7 @@ def layer_costs(model: nn.Module, size: int | tuple[int, int] | None = None) -> 
     counted by formula; the remainder of the model is counted by running it.
     """
     if is_backbone(model):
-        return model.costs(to_2tuple(size) if size else None)  # type: ignore[operator]
+        return model.costs(to_2tuple(size) if size else None)
     if not exchangeable(model):
         raise UserError(f"{type(model).__name__} has no formulas for its layers: it can only be counted by running it")
     if size and to_2tuple(size) != input_size(model):

@@ -81,8 +81,15 @@ class SpeedLimit:
 class Measurement:
     """One row: the setup, the model's performance, the baseline's, and the paired comparison of both.
 
-    `compared` holds the paired latency ratios baseline / model. `eager` is the comparison with timm's model in eager
-    PyTorch, where several runtimes were timed together, and `eager_latency_ms` that model's latency.
+    setup: what was measured.
+    performance: latency, throughput and memory of the model.
+    baseline: the same of the baseline.
+    compared: the paired latency ratios baseline / model.
+    limit: the maximum speed-up by Amdahl's law.
+    stamp: machine, versions and settings.
+    notes: remarks on the measurement.
+    eager: the comparison with timm's model in eager PyTorch, where several runtimes were timed together.
+    eager_latency_ms: the latency of that model.
     """
 
     setup: Setup

@@ -44,11 +44,11 @@ class Change:
     def __str__(self) -> str:
         return " ".join([self.attention, *(["in", *map(str, self.layers)] if self.layers else []), self.tokens])
 
-    def convert(self, model: nn.Module) -> Any:
+    def convert(self, model: nn.Module) -> nn.Module:
         """A copy of `model` with this change and weights of its own."""
         return convert(model, **self._arguments()) if self else backbone_copy(model)
 
-    def build(self, backbone: nn.Module) -> Any:
+    def build(self, backbone: nn.Module) -> nn.Module:
         """`backbone` with this change, sharing its weights. `backbone` is a model whose attentions can be exchanged."""
         if not self:
             return shared_copy(backbone)

@@ -67,8 +67,8 @@ class Tuned:
         """The spec of the token reducer, as `convert` takes it; empty: no change."""
         return self.chosen.tokens
 
-    def convert(self, model: nn.Module) -> Any:
-        """A copy of `model`, converted as chosen."""
+    def convert(self, model: nn.Module) -> nn.Module:
+        """Return a copy of `model`, converted as chosen."""
         return self.chosen.change.convert(model)
 
     def note(self, candidate: Candidate) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ def _ahead(
 ) -> Iterator[tuple[Sequence[str], list[np.ndarray | str]]]:
     """Each batch of names with what was loaded of it, while the next ones are being loaded."""
     with ThreadPoolExecutor(cores()) as pool:
-        waiting: deque = deque()
+        waiting: deque[tuple[Sequence[str], list[Future[np.ndarray | str]]]] = deque()
         try:
             for start in range(0, len(images), batch):
                 part = images[start : start + batch]

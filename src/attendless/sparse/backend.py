@@ -36,8 +36,16 @@ from ..plugins import remember_source
 class Case:
     """A call of an operation in plain values: everything that decides which backends can compute it, and their cost.
 
-    `plan` holds what the operation knows before it sees tensors, such as a `foveal.Layout`. It is hashable and has the
-    attribute `tokens`.
+    Args:
+        op: Name of the operation.
+        plan: What the operation knows before it sees tensors, such as a `foveal.Layout`. It is hashable and has the
+            attribute `tokens`.
+        batch: Number of images.
+        heads: Number of heads.
+        width: Width of a head.
+        dtype: Element type of q, k and v.
+        device: Type of their device, such as `cpu`.
+        dropout: Dropout rate of the attention weights.
     """
 
     op: str
@@ -129,7 +137,14 @@ BackendType = TypeVar("BackendType", bound=type[Backend])
 
 
 def register_backend(cls: BackendType) -> BackendType:
-    """Class decorator: register a backend under its `op` and `name`."""
+    """Class decorator: register a backend under its `op` and `name`.
+
+    Args:
+        cls: The backend's class.
+
+    Raises:
+        UserError: another backend of the operation has this name.
+    """
     global _registrations
     op, name = getattr(cls, "op", None), getattr(cls, "name", None)
     if not (isinstance(op, str) and isinstance(name, str) and name.isidentifier()) or name in ("auto", "off"):

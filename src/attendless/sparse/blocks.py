@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ def _listed(pattern: Pattern, heads: int) -> tuple[list[np.ndarray], int]:
 
 
 @lru_cache(maxsize=256)
-def _plan(pattern: Pattern, heads: int) -> tuple[np.ndarray, list[tuple], np.ndarray]:
+def _plan(pattern: Pattern, heads: int) -> tuple[np.ndarray, list[tuple[Any, ...]], np.ndarray]:
     blocks = pattern.blocks
     N, sizes = blocks.tokens, blocks.sizes
     sees = np.broadcast_to(pattern.sees, (heads, len(blocks), len(blocks)))

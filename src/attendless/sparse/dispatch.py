@@ -171,9 +171,15 @@ def run(case: Case, *tensors: Any, **more: Any) -> Any:
     return backend(case.op, name).run(case, *tensors, **more)
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _name_in_graph(
-    op: str, kind: Any, plan: tuple, numbers: tuple[int, int, int], dtype: torch.dtype, device: str, dropout: float
+    op: str,
+    kind: Any,
+    plan: tuple[Any, ...],
+    numbers: tuple[int, int, int],
+    dtype: torch.dtype,
+    device: str,
+    dropout: float,
 ) -> str:
     """The backend's name as a constant of the graph. A compiler allows only plain values as arguments here."""
     return choose(Case(op, kind(*plan), *numbers, dtype, device, dropout)).backend

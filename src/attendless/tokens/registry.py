@@ -18,7 +18,14 @@ R = TypeVar("R", bound=type[Reducer])
 
 
 def register_reducer(cls: R) -> R:
-    """Class decorator: register a token reducer under its `name`."""
+    """Class decorator: register a token reducer under its `name`.
+
+    Args:
+        cls: The reducer's class.
+
+    Raises:
+        UserError: the class has no `name`, another reducer has it, or its search space names an unknown option.
+    """
     name = cls.__dict__.get("name")
     if not isinstance(name, str) or not name.isidentifier() or name == NONE:
         raise UserError(f"{cls.__name__} needs a class attribute `name`: a word other than {NONE!r}, got {name!r}")
@@ -45,7 +52,17 @@ def parse_tokens(text: str | Spec) -> Spec | None:
 
 
 def create_reducers(spec: Spec, dim: int, head_dim: int, depth: int) -> dict[int, Reducer]:
-    """The reducers of a model of `depth` layers, by layer."""
+    """Create the token reducers of a model.
+
+    Args:
+        spec: Name and options of the reducer.
+        dim: Model width.
+        head_dim: Width of a head.
+        depth: Number of layers.
+
+    Returns:
+        The reducer of each layer that has one, by the number of the layer.
+    """
     cls = _REDUCERS[spec.name]
     where = cls.layers(spec.options, depth)
     if wrong := [layer for layer in where if not 0 <= layer < depth]:

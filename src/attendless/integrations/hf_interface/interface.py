@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -53,7 +54,7 @@ class Seat:
     hooks: tuple[Any, ...] = ()
     cores: dict[Any, Attention | None] = dataclasses.field(default_factory=dict)
 
-    def core(self, attention: str, heads: int, head_dim: int, *rest: Any) -> Any:
+    def core(self, attention: str, heads: int, head_dim: int, *rest: Any) -> Attention | None:
         """Return the attention that computes this layer of `attention`; None for full attention. See `core`."""
         key = (attention, heads, head_dim, *rest)
         if key not in self.cores:
@@ -82,7 +83,7 @@ def register(attention: str) -> str:
     return name
 
 
-def mask(fused: Any, allow_is_bidirectional_skip: bool = False, **given: Any) -> Tensor | None:
+def mask(fused: Callable[..., Tensor | None], allow_is_bidirectional_skip: bool = False, **given: Any) -> Tensor | None:
     """Build the mask that transformers asks for: that of PyTorch's fused kernel, or None where nothing is hidden.
 
     For a graph that is exported, transformers would build a mask that hides nothing; with a mask, every layer would
@@ -152,7 +153,8 @@ def close(model: nn.Module) -> int:
 
 
 def seat_of(module: Any) -> Seat | None:
-    return module.__dict__.get(_MARK)
+    found = module.__dict__.get(_MARK)
+    return found if isinstance(found, Seat) else None
 
 
 def attention_of(module: Any) -> str | None:
@@ -188,7 +190,7 @@ def attend(
     attention_mask: Tensor | None,
     *,
     attention: str,
-    fused: Any,
+    fused: Callable[..., tuple[Tensor, Tensor | None]],
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,
@@ -233,7 +235,7 @@ def core(
 ) -> Attention:
     """Build an attention without projections, for q, k and v that a model projects (and rotates by `turn`) itself."""
     check_core(spec)
-    made: Any = create(
+    made = create(
         spec, heads * head_dim, heads, grid=grid, head_dim=head_dim, attn_drop=dropout, projections=False, turn=turn
     )
     if scaling is not None:

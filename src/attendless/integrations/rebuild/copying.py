@@ -17,7 +17,7 @@ from . import hf_weights
 from .architecture import Description, describe
 
 
-def backbone_copy(model: Any, *, in_place: bool = False) -> Any:
+def backbone_copy(model: nn.Module, *, in_place: bool = False) -> nn.Module:
     """Return a copy of `model` that computes the same and whose attentions can be exchanged.
 
     timm's `VisionTransformer` and some Hugging Face models are rebuilt as attendless backbones; the copies of other
