@@ -20,9 +20,10 @@ BIN = Path(sys.executable).parent
 
 #: Run in the new environment; the first argument is its folder.
 NATIVE = """
-import sys, timm, torch, attendless
+import pathlib, sys, timm, torch, attendless
 from attendless.sparse import native
 assert attendless.__file__.startswith(sys.argv[1]), attendless.__file__
+assert pathlib.Path(attendless.__file__).with_name("py.typed").is_file()
 assert native.available, native.reason
 assert not native.threading(), native.threading()
 fast = attendless.convert(timm.create_model("deit_tiny_patch16_224", img_size=64, depth=2).eval(), "foveal:keep=0.3",
