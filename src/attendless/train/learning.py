@@ -1,4 +1,4 @@
-"""What decides how any run learns, whatever its task: how long, how much at a time, by which optimiser."""
+"""The fields that recipes of every task share: duration, batch, optimiser, regularisation, precision."""
 
 from __future__ import annotations
 
@@ -25,35 +25,43 @@ SIZE = Form("S or HxW", _read_size, _write_size)
 
 @dataclasses.dataclass(frozen=True)
 class Learning(Options):
-    # How long, how much at a time
+    # Duration and batch
     epochs: int = option(300, "passes over the data, warm-up included", low=0)
-    cooldown: int = option(0, "more epochs at the lowest rate", low=0)
+    cooldown: int = option(0, "additional epochs at the lowest learning rate", low=0)
     batch: int = option(1024, "images per optimiser step, over all processes", low=1)
-    accumulate: int = option(1, "forward passes a step is split into, to save memory", low=1)
+    accumulate: int = option(1, "forward passes per optimiser step, to save memory", low=1)
     size: tuple[int, ...] = option((), "image size in pixels, S or HxW (empty: the model's own)", low=1, form=SIZE)
-    seed: int = option(0, "the seed of every draw", low=0)
+    seed: int = option(0, "seed of every random draw", low=0)
     # Optimiser
-    optimizer: str = option("adamw", "any optimiser of timm")
+    optimizer: str = option("adamw", "any optimiser of timm, by name")
     lr: float = option(5e-4, "highest learning rate", low=0)
-    lr_batch: int = option(0, "the batch lr is meant for: lr grows with batch / lr_batch (0: lr as it is)", low=0)
-    schedule: Literal["cosine", "plateau", "constant"] = option("cosine", "how the learning rate falls")
-    warmup: float = option(0.0, "epochs of rising learning rate", low=0)
-    warmup_lr: float = option(1e-6, "learning rate to start from", low=0)
+    lr_batch: int = option(0, "batch that lr refers to: lr is scaled by batch / lr_batch (0: not scaled)", low=0)
+    schedule: Literal["cosine", "plateau", "constant"] = option("cosine", "learning rate schedule")
+    warmup: float = option(0.0, "epochs of linear warm-up", low=0)
+    warmup_lr: float = option(1e-6, "learning rate at the start of the warm-up", low=0)
     min_lr: float = option(1e-5, "lowest learning rate", low=0)
-    patience: int = option(10, "plateau: epochs without a lower validation loss before lr is divided by 10", low=0)
-    weight_decay: float = option(0.05, "weight decay; biases and norms have none", low=0)
+    patience: int = option(
+        10, "plateau: epochs without improvement of the validation loss before lr is divided by 10", low=0
+    )
+    weight_decay: float = option(0.05, "weight decay; biases and norms are exempt", low=0)
     betas: tuple[float, ...] = option((0.9, 0.999), "Adam's decay rates", low=0, high=1)
     eps: float = option(1e-8, "Adam's epsilon", low=0)
-    clip: float = option(0.0, "clip the gradient's norm to this (0: never)", low=0)
-    backbone_lr: float = option(1.0, "learning rate factor of all but token reducers and predictors", low=0, high=1)
+    clip: float = option(0.0, "largest norm of the gradient (0: no clipping)", low=0)
+    backbone_lr: float = option(
+        1.0, "learning rate factor of all parameters except token reducers and predictors", low=0, high=1
+    )
     layer_decay: float = option(1.0, "learning rate factor per layer, from the head downwards", low=0, high=1)
-    ema: float = option(0.0, "decay of averaged weights, which are then evaluated and saved", low=0, high=1)
+    ema: float = option(
+        0.0, "decay of the exponential moving average, which is then evaluated and saved (0: none)", low=0, high=1
+    )
     # Regularisation
     drop: float = option(0.0, "dropout", low=0, high=1)
     drop_path: float = option(0.0, "stochastic depth", low=0, high=1)
-    reduce: tuple[float, ...] = option((), "epochs between which token reduction sets in, FIRST/LAST", low=0)
-    flip: float = option(0.5, "share of pictures mirrored", low=0, high=1)
-    repeats: int = option(1, "times a picture appears in an epoch, each differently augmented", low=1)
+    reduce: tuple[float, ...] = option(
+        (), "epochs between which token reduction is introduced, FIRST/LAST (empty: from the start)", low=0
+    )
+    flip: float = option(0.5, "probability of a horizontal flip", low=0, high=1)
+    repeats: int = option(1, "repeated augmentation: times that an image appears in an epoch", low=1)
     # Arithmetic
     precision: Literal["fp32", "bf16"] = option("fp32", "bf16: autocast the forward pass")
     compile: bool = option(False, "torch.compile the forward pass")
@@ -81,13 +89,13 @@ class Learning(Options):
         return self.lr * self.batch / self.lr_batch if self.lr_batch else self.lr
 
     def falling(self, per_epoch: int) -> int:
-        """Steps over which the learning rate falls."""
+        """Steps over which the learning rate decays."""
         return self.epochs * per_epoch
 
     def rising(self, per_epoch: int) -> int:
-        """Steps over which it rises first."""
+        """Steps of warm-up."""
         return round(self.warmup * per_epoch)
 
     def steps(self, per_epoch: int) -> int:
-        """Steps in all."""
+        """Steps in total."""
         return self.total_epochs * per_epoch

@@ -1,13 +1,12 @@
-"""Recipes: everything that decides what a run learns, as one frozen value made by a function.
+"""Recipes: everything that determines the weights of a run, as one frozen value made by a function.
 
-A recipe is named by a short text as attentions are (`fair`, `quick:epochs=5,lr=1e-3`), and every field is a flag of
-the command line. How a run is carried out (workers, checkpoints, logs) is `Run`: changing it changes no weight.
+A recipe is named by a short text, as attentions are (`fair`, `quick:epochs=5,lr=1e-3`). The command line changes fields
+by `--set KEY=VALUE`. `Run` holds the rest (workers, checkpoints, logs): changing it changes no weight.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
@@ -25,31 +24,35 @@ class Recipe(Learning):
     smoothing: float = option(0.0, "label smoothing", low=0, high=1)
     mixup: float = option(0.0, "mixup alpha", low=0)
     cutmix: float = option(0.0, "cutmix alpha", low=0)
-    mix_switch: float = option(0.5, "share of cutmix where both are on", low=0, high=1)
-    # Pictures
+    mix_switch: float = option(0.5, "fraction of cutmix where both are on", low=0, high=1)
+    # Images
     crop: Literal["random", "squash", "none"] = option(
-        "random", "random resized crop; the same of a squashed square; none"
+        "random", "random: random resized crop; squash: the same of a square without aspect ratio; none: no crop"
     )
-    crop_scale: tuple[float, ...] = option((0.08, 1.0), "least and greatest share of the area cropped", low=0, high=1)
-    augment: str = option("", "RandAugment policy, in timm's words")
+    crop_scale: tuple[float, ...] = option(
+        (0.08, 1.0), "smallest and largest fraction of the area cropped", low=0, high=1
+    )
+    augment: str = option("", "RandAugment policy in timm's notation, such as rand-m9-mstd0.5-inc1")
     jitter: float = option(0.0, "colour jitter (used where augment is not)", low=0)
-    erase: float = option(0.0, "share of pictures with a random rectangle erased", low=0, high=1)
-    interpolation: Literal["bicubic", "bilinear", "random"] = option("bicubic", "how pictures are resized")
-    crop_pct: float = option(0.875, "evaluation: share of the resized picture kept", low=0.01, high=1)
+    erase: float = option(0.0, "fraction of images with a random rectangle erased", low=0, high=1)
+    interpolation: Literal["bicubic", "bilinear", "random"] = option("bicubic", "interpolation of resized images")
+    crop_pct: float = option(
+        0.875, "evaluation: fraction of the resized image that the centre crop keeps", low=0.01, high=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if len(self.crop_scale) != 2:
             raise UserError("crop_scale takes two numbers, such as 0.35/1")
         if (self.mixup or self.cutmix) and self.batch % 2:
-            raise UserError(f"batch={self.batch}: mixup and cutmix mix pairs of pictures, so the batch must be even")
+            raise UserError(f"batch={self.batch}: mixup and cutmix mix pairs of images, so the batch must be even")
 
 
 @dataclasses.dataclass(frozen=True)
 class Run(Options):
-    workers: int = option(-1, "processes that prepare images (-1: as suits the machine)", low=-1)
+    workers: int = option(-1, "processes that prepare images (-1: as many as suit the machine)", low=-1)
     device: str = option("auto", "auto, cpu, cuda, mps")
-    cache: str = option("", "folder for decoded images: reading them again costs no decoding")
+    cache: str = option("", "folder for decoded images, which later epochs read without decoding (empty: no cache)")
     checkpoint_minutes: float = option(10.0, "minutes between checkpoints within an epoch", low=0)
     keep: int = option(3, "checkpoints to keep", low=1)
     log_every: int = option(50, "steps between rows of metrics.jsonl", low=1)
@@ -60,7 +63,7 @@ def deit() -> Recipe:
     """DeiT: 300 epochs of ImageNet-1k with every augmentation.
 
     attendless train deit_tiny_patch16_224 --recipe deit --data IMAGENET
-    Expected: 72.2 top-1 (from the paper, not re-run). Time: not measured; it wants GPUs.
+    Expected: 72.2 top-1 (from the paper, not re-run). Time: not measured; requires GPUs.
     """
     return Recipe(
         epochs=300, cooldown=10, batch=1024, lr=5e-4, lr_batch=512, warmup=5, min_lr=1e-5, drop_path=0.1, smoothing=0.1,
@@ -69,11 +72,11 @@ def deit() -> Recipe:
 
 
 def fair() -> Recipe:
-    """The comparison of efficient attentions: one recipe for every attention. Its number of GPUs is not stated, so
-    the batch here is one GPU's.
+    """The fair comparison of efficient attentions: one recipe for every attention. The poster does not state its number
+    of GPUs, so the batch here is that of one GPU.
 
     attendless train pyramid_fair_patch4_224 --attention full --recipe fair --data IMAGENET
-    Expected: 81.80 top-1 (from the paper, not re-run). Time: not measured; it wants GPUs.
+    Expected: 81.80 top-1 (from the paper, not re-run). Time: not measured; requires GPUs.
     """
     return Recipe(
         epochs=300, cooldown=10, batch=128, lr=5e-4, warmup=20, warmup_lr=5e-7, min_lr=5e-6, clip=5.0, drop_path=0.2,
@@ -82,25 +85,25 @@ def fair() -> Recipe:
 
 
 def evit() -> Recipe:
-    """EViT from scratch: DeiT's recipe, token reduction setting in between epochs 10 and 100.
+    """EViT from scratch: DeiT's recipe, with token reduction introduced between epochs 10 and 100.
 
     attendless train deit_small_patch16_224 --tokens evit:keep=0.7 --recipe evit --data IMAGENET
-    Expected: 79.5 top-1 (from Sparsifiner's paper, not re-run). Time: not measured; it wants GPUs.
+    Expected: 79.5 top-1 (from Sparsifiner's paper, not re-run). Time: not measured; requires GPUs.
     """
     return dataclasses.replace(deit(), batch=2048, reduce=(10.0, 100.0))
 
 
 def pvt() -> Recipe:
-    """PVT's recipe, for PVT and for LaViT, which names none of its own.
+    """PVT's recipe, for PVT and for LaViT, which publishes none of its own.
 
     attendless train pyramid_pvt_v2_b1 --recipe pvt --data IMAGENET
-    Expected: 78.7 top-1; LaViT-T 79.2 (both from LaViT's poster, not re-run). Time: not measured; it wants GPUs.
+    Expected: 78.7 top-1; LaViT-T 79.2 (both from LaViT's poster, not re-run). Time: not measured; requires GPUs.
     """
     return dataclasses.replace(deit(), ema=0.0, jitter=0.4)
 
 
 def bbvit() -> Recipe:
-    """BBViT's recipe for little data: Adam at 1e-3, divided by ten when the validation loss stops falling.
+    """BBViT's recipe for small data sets: Adam at 1e-3, divided by ten when the validation loss stops falling.
 
     attendless train bbvit_tiny --recipe bbvit --data IMAGENETTE     # its ViT: bbvit_vit_tiny
     Expected: 64.58 top-1 for BBViT and 53.33 for ViT, 3 layers of width 512; 73.85 and 75.89 for bbvit_moderate and
@@ -114,7 +117,7 @@ def bbvit() -> Recipe:
 
 
 def imagenette() -> Recipe:
-    """Ten thousand pictures, ten classes, one core of a CPU, no pretraining: bf16, averaged weights, soft labels.
+    """Ten thousand images, ten classes, one CPU core, no pretraining: bf16, averaged weights, label smoothing.
 
     attendless train pyramid_stem_tiny --recipe imagenette --data IMAGENETTE --set cache=DIR --out runs/imagenette
     Expected: 82.5 top-1, 1.9 M parameters (docs/results/training.md). Time: 44 minutes of a core that has bf16.
@@ -126,7 +129,7 @@ def imagenette() -> Recipe:
 
 
 def quick() -> Recipe:
-    """A sound start for a small model on little data and a CPU: light augmentation, a short cosine.
+    """A first try for a small model on a small data set and a CPU: light augmentation, a short cosine.
 
     attendless train deit_tiny_patch16_224 --recipe quick --data DIR --size 160
     Expected, and time: not measured yet.
@@ -137,10 +140,10 @@ def quick() -> Recipe:
 
 
 def finetune() -> Recipe:
-    """For a model that has learned already: few epochs at a rate that falls from layer to layer towards the image.
+    """Fine-tuning of a pretrained model: few epochs, with a learning rate that decays towards the first layer.
 
     attendless train deit_tiny_patch16_224 --weights F --recipe finetune --data DIR
-    Expected: 86.6 on ten classes of 100 pictures at 96 px, in minutes on one core; with `quick`'s rate 84.6
+    Expected: 86.6 on ten classes of 100 images at 96 px, in minutes on one core; with `quick`'s rate 84.6
     (docs/results/training.md).
     """
     return Recipe(
@@ -150,7 +153,7 @@ def finetune() -> Recipe:
 
 
 def scenes() -> Recipe:
-    """For the embedded data set, on a CPU, in about a minute: pictures as they are, since colour and place count.
+    """For the included data set `scenes`, about a minute on a CPU: no augmentation, since colour and position matter.
 
     attendless train columnar_micro_patch4_32 --data scenes --recipe scenes --out runs/scenes
     Expected: 100 % on three seeds, in about 100 seconds on one core (docs/training.md).
@@ -163,7 +166,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {make.__name__: make for make in _ALL
 
 
 def recipe(text: str | Recipe) -> Recipe:
-    """`quick`, `quick:epochs=5`, or a recipe as it is."""
+    """Parse `quick` or `quick:epochs=5`; a `Recipe` is returned unchanged."""
     if isinstance(text, Recipe):
         return text
     name, _, fields = text.partition(":")
@@ -173,12 +176,7 @@ def recipe(text: str | Recipe) -> Recipe:
 
 
 def replace_fields(value: O, text: str, owner: str) -> O:
-    """Read `epochs=5,lr=1e-3` into fields of `value`, leaving the others as they are."""
+    """Read `epochs=5,lr=1e-3` into fields of `value`, leaving the others unchanged."""
     given = parse_options(text, type(value), owner)
     named = [item.partition("=")[0] for item in filter(None, text.split(","))]
     return dataclasses.replace(value, **{name: getattr(given, name) for name in named})
-
-
-def summary(name: str) -> str:
-    """The first line of a recipe's documentation."""
-    return (inspect.getdoc(RECIPES[name]) or "").partition("\n\n")[0].replace("\n", " ")
