@@ -196,7 +196,7 @@ def test_costs_and_order_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> N
         counted[self] += 1
         return plain(self, *args)
 
-    model = build("vit_tiny_patch16_224")
+    model = convert(build("vit_tiny_patch16_224"), "full")
     monkeypatch.setattr(Attention, "macs", macs)
     monkeypatch.setattr(Columnar, "check_order", lambda self: (orders.append(self), check(self)))
     convert(model, "axial", below_breakeven="keep")
