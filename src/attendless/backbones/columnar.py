@@ -246,7 +246,7 @@ def _refuse_masks(attn_mask: Tensor | None, is_causal: bool) -> None:
         raise UserError("attn_mask and is_causal are not supported: the attention decides which keys a query sees")
 
 
-def _dist(model: Any) -> Tensor | None:
+def _dist(model: nn.Module) -> Tensor | None:
     return getattr(model, "dist_token", None)
 
 

@@ -82,7 +82,7 @@ def _numel(slot: Slot) -> int:
     return torch.Size(score_shape(attention, 1, slot.grid)).numel()
 
 
-def _answers(model: Any, images: Tensor, batch: int = 8) -> Tensor:
+def _answers(model: nn.Module, images: Tensor, batch: int = 8) -> Tensor:
     """The log-probabilities of a model."""
     training, like = model.training, next(model.parameters())
     try:
@@ -93,7 +93,7 @@ def _answers(model: Any, images: Tensor, batch: int = 8) -> Tensor:
         model.train(training)
 
 
-def _scores(model: Any, images: Tensor, attentions: dict[int, Any]) -> dict[int, Tensor]:
+def _scores(model: nn.Module, images: Tensor, attentions: dict[int, Any]) -> dict[int, Tensor]:
     """The attention scores of some layers, recorded by hooks."""
     found: dict[int, list[Tensor]] = {i: [] for i in attentions}
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Macs
+from ..backbones import Backbone
 from ..backbones.class_token_tail import READOUT
 from ..integrations.weights import check_finite
 from ..sizes import size_text
@@ -92,7 +93,7 @@ class Reduction:
     new: tuple[str, ...]
 
     @classmethod
-    def of(cls, backbone: Any) -> Reduction | None:
+    def of(cls, backbone: Backbone) -> Reduction | None:
         """The reduction of a backbone; None if it has no token reducer."""
         if not backbone.tokens:
             return None

@@ -147,7 +147,7 @@ def _is_ours(name: str) -> bool:
     return timm.is_model(name) and timm.model_entrypoint(name).__module__.startswith("attendless.")
 
 
-def _load_and_resize(model: Any, weights: Any, num_classes: int | None, size: tuple[int, int] | None) -> None:
+def _load_and_resize(model: nn.Module, weights: Any, num_classes: int | None, size: tuple[int, int] | None) -> None:
     """Load and resize; position embeddings are resampled once, from the grid of the weights to that of `size`."""
     positions = weights.get("pos_embed")
     native = positions is None or getattr(model, "pos_embed", None) is None or positions.shape == model.pos_embed.shape

@@ -143,7 +143,7 @@ def any_size(model: Any) -> None:
     model.patch_embed.output_fmt = Format.NHWC
 
 
-def pyramid_stages(model: Any) -> list[int]:
+def pyramid_stages(model: nn.Module) -> list[int]:
     """Which of a model's stages have the four strides."""
     info = getattr(model, "feature_info", None) if hasattr(model, "forward_intermediates") else None
     known = {stage["reduction"]: i for i, stage in enumerate(info or ())}

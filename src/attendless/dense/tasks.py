@@ -107,7 +107,7 @@ TASK: dict[str, Task] = {"detection": Detection(), "segmentation": Segmentation(
 
 
 @torch.no_grad()
-def detect_all(model: Any, loader: DataLoader[Any], accelerator: Accelerator, source: Any) -> dict[str, Any]:
+def detect_all(model: nn.Module, loader: DataLoader[Any], accelerator: Accelerator, source: Any) -> dict[str, Any]:
     """Average precisions over all processes, each picture once; boxes are compared in pixels of the files."""
     model.eval()
     rows: list[dict[str, Any]] = []
@@ -137,7 +137,7 @@ def in_file(boxes: Tensor, sizes: Tensor) -> Tensor:
 
 @torch.no_grad()
 def segment_all(
-    model: Any,
+    model: nn.Module,
     loader: DataLoader[Any],
     accelerator: Accelerator,
     classes: int,
@@ -176,7 +176,7 @@ def each(images: Tensor, sizes: Sequence[tuple[int, int]], answer: Callable[[Ten
     return found
 
 
-def probabilities(model: Any, images: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
+def probabilities(model: nn.Module, images: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
     """The share a model gives every class in every pixel [B, classes, h, w], averaged over scales and mirror images."""
     height, width = images.shape[-2:]
     total: Any = 0.0

@@ -144,7 +144,7 @@ def open_dense(
     return built
 
 
-def with_attention(model: Any, attention: str | None, tokens: str | None) -> Any:
+def with_attention(model: nn.Module, attention: str | None, tokens: str | None) -> Any:
     """The same model, dense or not, whose backbone attends with `attention` and reduces `tokens`."""
     if attention is None and tokens is None:
         return model
@@ -163,7 +163,7 @@ def whole_patches(size: tuple[int, int], multiple: int = 32) -> tuple[int, int]:
     return size[0] + -size[0] % multiple, size[1] + -size[1] % multiple
 
 
-def _plain_vit(model: Any) -> bool:
+def _plain_vit(model: nn.Module) -> bool:
     from timm.models.vision_transformer import VisionTransformer
 
     from ..backbones import is_backbone

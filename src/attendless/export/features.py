@@ -46,7 +46,7 @@ def outputs_of(model: nn.Module, *, features: bool = False) -> nn.Module:
     return Maps(model, _levels(model)).eval()
 
 
-def _levels(model: Any) -> list[int]:
+def _levels(model: nn.Module) -> list[int]:
     reductions = [entry.get("reduction") for entry in getattr(model, "feature_info", [])]
     pyramid = 1 < len(reductions) <= _MOST and len(set(reductions)) == len(reductions)
     return list(range(len(reductions))) if pyramid else [-1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import nn
 
 from ..backbones import is_backbone
@@ -16,7 +14,7 @@ from .timm_blocks import slots as timm_blocks
 from .timm_inplace import slots as timm_inplace
 
 
-def check_module(model: Any) -> None:
+def check_module(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(
             f"expected a model, a torch.nn.Module, not {type(model).__name__} {model!r}: attendless.open_model builds "

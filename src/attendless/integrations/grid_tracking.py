@@ -39,16 +39,16 @@ class Watch:
         self._seen: dict[int, set[GridSize]] = {}
         self._compiled: GridSize | None = None
 
-    def see(self, module: Any, args: Any, output: Tensor) -> None:
+    def see(self, module: nn.Module, args: Any, output: Tensor) -> None:
         """Forward hook of the patch convolution: output [B, C, (frames,) height, width]."""
         self.record(output.shape[2:])
 
-    def see_input(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def see_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pre-forward hook of an attention that receives [B, height, width, C]."""
         given = args[0] if args else kwargs["hidden_states"]
         self.record(given.shape[1:3])
 
-    def see_shapes(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def see_shapes(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Pre-forward hook of an embedding that receives patches and the height and width of each image."""
         if torch.compiler.is_compiling():  # a graph cannot read the values of a tensor
             self.record((0, 0))

@@ -30,7 +30,7 @@ def resize(model: Any, size: tuple[int, int]) -> None:
             slot.attn.resize(slot.grid)
 
 
-def _windows(model: Any) -> dict[str, Any]:
+def _windows(model: nn.Module) -> dict[str, Any]:
     """Keep the windows that a Swin was trained with; timm would scale them with the image."""
     if not isinstance(model, SwinTransformer):
         return {}

@@ -55,7 +55,7 @@ def reset_classifier(model: nn.Module, num_classes: int) -> None:
     classifier.reset_classifier(num_classes)
 
 
-def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None = None) -> None:
+def load_weights(model: nn.Module, weights: dict[str, Tensor], num_classes: int | None = None) -> None:
     """Load `weights` into `model`, in place.
 
     Without `num_classes` the classifier is resized to the classes of the weights. With it, a classifier that does not
@@ -84,7 +84,7 @@ def load_weights(model: Any, weights: dict[str, Tensor], num_classes: int | None
     model.load_state_dict(adapted, strict=False)
 
 
-def _adapt(model: Any, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+def _adapt(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename published weights to the model's names, and resample positions to its grid."""
     if isinstance(model, VisionTransformer):
         return checkpoint_filter_fn(weights, model)
@@ -95,6 +95,6 @@ def _fits(own: dict[str, Tensor], name: str, value: Tensor) -> bool:
     return name in own and own[name].shape == value.shape
 
 
-def _classifiers(model: Any) -> tuple[str, ...]:
+def _classifiers(model: nn.Module) -> tuple[str, ...]:
     named = image_config(model).get("classifier") or "head"
     return (named,) if isinstance(named, str) else tuple(named)

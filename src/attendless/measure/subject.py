@@ -129,7 +129,7 @@ def attention_of(model: nn.Module) -> str:
 
 def tokens_of(model: nn.Module) -> str:
     """The spec of a model's token reducer; empty if there is none."""
-    return str(getattr(model, "tokens", "")) if is_backbone(model) else ""
+    return model.tokens if is_backbone(model) else ""
 
 
 def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:

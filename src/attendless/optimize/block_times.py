@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Context, Grid, Spec
+from ..backbones import Backbone
 from ..backbones.cost import Layer
 from ..integrations.discovery import find_slots
 from ..integrations.slot import Slot
@@ -96,7 +97,7 @@ class TimeModel:
             for kind, found in measured.items()
         }
 
-    def __call__(self, backbone: Any) -> float:
+    def __call__(self, backbone: Backbone) -> float:
         total = 0.0
         for i, row in enumerate(block_rows(backbone)):
             kind, before, after = _kind(row), row.grid.patches, patches_after(backbone, i, row)
@@ -108,7 +109,7 @@ class TimeModel:
 
 
 @torch.inference_mode()
-def token_times(backbone: Any, reducer: Spec, images: Tensor, budget: float, progress: Progress) -> dict[str, Any]:
+def token_times(backbone: Backbone, reducer: Spec, images: Tensor, budget: float, progress: Progress) -> dict[str, Any]:
     """For each kind of block: milliseconds by number of patches, and the milliseconds that `reducer` adds."""
     rows = block_rows(backbone)
     kinds = {_kind(row): i for i, row in enumerate(rows)}
@@ -154,18 +155,18 @@ def _block_input(block: Any, grid: Grid, patches: int, images: Tensor) -> tuple[
     return noise.to(images), Context(grid)
 
 
-def block_rows(backbone: Any) -> list[Layer]:
+def block_rows(backbone: Backbone) -> list[Layer]:
     """The cost of each block, with the grid that enters it."""
     return [row for row in backbone.costs() if row.spec is not None]
 
 
-def patches_after(backbone: Any, number: int, row: Layer) -> int:
+def patches_after(backbone: Backbone, number: int, row: Layer) -> int:
     """The number of patches that leave a block. A class-token-only block removes none."""
     grid = row.grid if _is_tail(backbone, number) else backbone.blocks[number].grid_after(row.grid)
     return int(grid.patches)
 
 
-def _is_tail(backbone: Any, number: int) -> bool:
+def _is_tail(backbone: Backbone, number: int) -> bool:
     """Whether a block computes the prefix tokens only."""
     return backbone.tail is not None and number == len(backbone.blocks) - 1
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from torch import nn
 
 from ..attention import Spec
+from ..backbones import is_backbone
 from ..errors import UserError
 from ..measure.subject import attention_of
 from ..tokens import NONE, parse_tokens, reducers
@@ -28,7 +31,7 @@ class Proposal:
 
 
 def propose(
-    backbone: Any, specs: Sequence[Spec], tokens: str, goal: Goal, search: Search
+    backbone: nn.Module, specs: Sequence[Spec], tokens: str, goal: Goal, search: Search
 ) -> tuple[list[Proposal], tuple[str, ...]]:
     """The unchanged model and the changes worth judging; and notes on what was not searched, with the reason."""
     notes = []
@@ -40,7 +43,9 @@ def propose(
     elif tokens != NONE and space_of(tokens) is None:
         notes += _taken_as_given(tokens)
     reduce = tokens != NONE and not reason
-    found = schedules(backbone, tokens, search, goal.reach) if reduce else [Schedule((), "", 0.0)]
+    found = (
+        schedules(backbone, tokens, search, goal.reach) if reduce and is_backbone(backbone) else [Schedule((), "", 0.0)]
+    )
     attention = attention_of(backbone)
     proposals = [
         Proposal(Change(attention, (), one.tokens), found[0].ms - one.ms)

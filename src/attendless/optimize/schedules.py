@@ -24,8 +24,9 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
-from ..backbones import is_backbone
+from ..backbones import Backbone, is_backbone
 from ..errors import UserError
 from ..options import Spec
 from ..tokens import SearchSpace, parse_tokens, reducers
@@ -67,7 +68,7 @@ def space_of(tokens: str) -> SearchSpace | None:
     return reducers()[spec.name].search_space if spec is not None and tokens.strip() == spec.name else None
 
 
-def why_not(backbone: Any, tokens: str) -> str:
+def why_not(backbone: nn.Module, tokens: str) -> str:
     """Why `tokens` cannot reduce the tokens of a model; empty if it can."""
     if not is_backbone(backbone):
         return f"{type(backbone).__name__} keeps timm's own layers, which need every token"
@@ -88,7 +89,7 @@ def _one_each(tokens: str, depth: int) -> Spec:
 
 
 @torch.inference_mode()
-def schedules(backbone: Any, tokens: str, search: Search, max_drop: float) -> list[Schedule]:
+def schedules(backbone: Backbone, tokens: str, search: Search, max_drop: float) -> list[Schedule]:
     """The unchanged model, then the schedules for `tokens`.
 
     A reducer name with a search space gives schedules from few tokens to many, each faster than the one before by
@@ -128,7 +129,7 @@ class Trials:
     """Time and damage of token schedules, tried on views of a backbone."""
 
     def __init__(
-        self, backbone: Any, reducer: Spec, space: SearchSpace | None, search: Search, time_model: TimeModel
+        self, backbone: Backbone, reducer: Spec, space: SearchSpace | None, search: Search, time_model: TimeModel
     ) -> None:
         self.backbone, self.reducer, self.space, self.search = backbone, reducer, space, search
         self.time_model = time_model

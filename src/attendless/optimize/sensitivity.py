@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..attention import Spec
-from ..backbones import is_backbone
+from ..backbones import Backbone, is_backbone
 from .candidates import with_attention
 from .judge import BATCH, divergence, logits
 from .search import Progress
@@ -49,7 +49,7 @@ def layer_sensitivities(
 class _States:
     """The tokens and context that enter one layer of a backbone, for each chunk of images."""
 
-    def __init__(self, backbone: Any, chunks: Sequence[Tensor]) -> None:
+    def __init__(self, backbone: Backbone, chunks: Sequence[Tensor]) -> None:
         self.backbone, self.layer = backbone, 0
         self.states = [backbone.embed(chunk) for chunk in chunks]
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..attention import Grid
 from ..convert import convert
@@ -31,7 +31,7 @@ class Scene:
     """`image` [1, 3, h, w] enters the `model`; `view` [h, w, 3] is the same for eyes, 0 to 1. `query` is a pixel of the
     view, `layers` and `heads` what is to be shown."""
 
-    model: Any
+    model: nn.Module
     image: Tensor
     view: np.ndarray
     query: Pixel
@@ -67,7 +67,7 @@ class Scene:
 
 
 def scene(
-    model: Any,
+    model: nn.Module,
     picture: Image.Image,
     *,
     size: tuple[int, int],
@@ -98,7 +98,7 @@ def scene(
     )
 
 
-def with_full_attention(model: Any) -> Any:
+def with_full_attention(model: nn.Module) -> Any:
     """The model with full attention and every token, wherever that pays or not."""
     return convert(model, "full", tokens="none", below_breakeven="keep").eval()
 

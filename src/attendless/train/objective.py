@@ -36,7 +36,7 @@ class Supervised(nn.Module):
         return weighted({**terms, **found.extra}, self.weights)
 
 
-def answers_patches(model: Any) -> bool:
+def answers_patches(model: nn.Module) -> bool:
     """Whether a model has a head for its patches."""
     return hasattr(model, "patch_logits")
 

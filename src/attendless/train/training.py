@@ -131,7 +131,7 @@ def as_model_wants(
     return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), model.num_classes, labelled, names)
 
 
-def set_drop(model: Any, chosen: Learning) -> None:
+def set_drop(model: nn.Module, chosen: Learning) -> None:
     """Stochastic depth that grows with depth, and dropout everywhere but on attention maps, as the recipe asks."""
     if chosen.drop_path:
         places = [m for m in model.modules() if any(hasattr(m, n) for n in ("drop_path", "drop_path1", "drop_path2"))]

@@ -152,22 +152,22 @@ def close(model: nn.Module) -> int:
     return sum(seat.watch is not None for _, seat in seats)
 
 
-def seat_of(module: Any) -> Seat | None:
+def seat_of(module: nn.Module) -> Seat | None:
     found = module.__dict__.get(_MARK)
     return found if isinstance(found, Seat) else None
 
 
-def attention_of(module: Any) -> str | None:
+def attention_of(module: nn.Module) -> str | None:
     """The spec that a module's configuration names, if it is one of attendless."""
     name = _setting(module)
     return name.removeprefix(PREFIX) if name is not None and name.startswith(PREFIX) else None
 
 
-def _setting(module: Any) -> str | None:
+def _setting(module: nn.Module) -> str | None:
     return getattr(getattr(module, "config", None), "_attn_implementation", None)
 
 
-def _named_before(module: Any) -> str | None:
+def _named_before(module: nn.Module) -> str | None:
     seat = seat_of(module)
     if seat is not None and seat.before is not None:
         return seat.before
@@ -183,7 +183,7 @@ def _hook(embedding: nn.Module, seen: Watch, family: Family) -> Any:
 
 
 def attend(
-    module: Any,
+    module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,

@@ -18,7 +18,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ...attention import Attention, Spec, parse
-from ...backbones import BBViT, CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed
+from ...backbones import BBViT, CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed, is_backbone
 from ...backbones.class_token_tail import READOUT
 from ...backbones.columnar import replaced_outputs
 from ...errors import UserError, unknown
@@ -175,7 +175,7 @@ class Blueprint:
         tail = bool(found.get(READOUT, False))
         return cls(description, tuple(found["attention"]), str(found.get("tokens", "")), tail)
 
-    def build(self) -> Any:
+    def build(self) -> nn.Module:
         """Build the model; its weights are undefined until they are loaded."""
         if self.description.host != "timm":
             backbone: Any = self.description.build([parse(text or "full") for text in self.attention])
@@ -207,7 +207,8 @@ def blueprint(model: Any) -> Blueprint:
     if describes(model):
         description = describe(model)
         layers = tuple(str(getattr(block.attn, "spec", "full")) for block in model.blocks)
-        return Blueprint(description, layers, getattr(model, "tokens", ""), getattr(model, READOUT, False))
+        tokens, tail = (model.tokens, model.readout) if is_backbone(model) else ("", False)
+        return Blueprint(description, layers, tokens, tail)
     name = model_name(model)
     if not timm.is_model(name) or not exchangeable(model) or not hasattr(model, "num_classes"):
         raise UserError(
@@ -223,7 +224,7 @@ def blueprint(model: Any) -> Blueprint:
     return found
 
 
-def _by_name(name: str, num_classes: int, size: list[int]) -> Any:
+def _by_name(name: str, num_classes: int, size: list[int]) -> nn.Module:
     model = timm.create_model(name, num_classes=num_classes)
     if input_size(model) != tuple(size):
         resize(model, (size[0], size[1]))

@@ -165,7 +165,7 @@ def ratio(hidden: int, dim: int) -> float:
     return ratio if int(dim * ratio) == hidden else (hidden + 0.5) / dim
 
 
-def layer_text(module: Any) -> str:
+def layer_text(module: nn.Module) -> str:
     """The text of a layer's class, with the eps of a norm: `nn.GELU`, `timm.LayerNorm:eps=1e-06`."""
     cls = type(module)
     if cls is timm.layers.GluMlp and not module.gate_last:

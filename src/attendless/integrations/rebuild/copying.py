@@ -52,7 +52,7 @@ def _described(model: VisionTransformer) -> Description:
         raise UserError(f"{error}{patch if find_in_place(model)[0] else ''}") from None
 
 
-def _take_over(ours: Any, model: Any) -> nn.Module:
+def _take_over(ours: Any, model: nn.Module) -> nn.Module:
     """Copy weights, device, precision, training mode, frozen weights and preprocessing of `model`."""
     first = next(model.parameters())
     ours.to(device=first.device, dtype=first.dtype)

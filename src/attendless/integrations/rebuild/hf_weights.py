@@ -109,7 +109,7 @@ def _kind(weights: dict[str, Tensor]) -> str:
     return "dino" if "blocks.0.ls1.gamma" in weights else "vit"
 
 
-def open_folder(folder: Path) -> Any:
+def open_folder(folder: Path) -> nn.Module:
     """Open a folder that `save_pretrained` wrote (config.json and safetensors) as an attendless backbone."""
     try:
         import transformers

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ...attention import Attention, Macs, Spec, parse
+from ...backbones import Backbone
 from ...backbones.block import create_like, frozen_alike
 from ...sizes import Size, input_size
 from ..slot import Slot
@@ -42,7 +43,7 @@ class BlockAttention:
         return (attention or self.attn).macs(slot.grid)
 
 
-def find(backbone: Any, size: Size | None = None) -> list[Slot]:
+def find(backbone: Backbone, size: Size | None = None) -> list[Slot]:
     """Every attention layer of a backbone, at the backbone's own size."""
     found = []
     for row in backbone.costs():

@@ -106,7 +106,7 @@ _LAID_OUT = {
 }
 
 
-def _finder(module: Any) -> Callable[[Any, Size], Iterator[Site]] | None:
+def _finder(module: nn.Module) -> Callable[[Any, Size], Iterator[Site]] | None:
     if type(module) in _BY_CLASS:
         return _BY_CLASS[type(module)]
     if type(module).__name__ in _HF_ENCODERS and is_transformers(module):
