@@ -1,5 +1,6 @@
 // From the arguments of operations.hpp to the structs of kernels.hpp, with every size checked. Nothing is copied or
-// converted. `Arguments` is any of the structs that has the members a function reads.
+// converted; element types are checked where the arguments are filled in. `Arguments` is any struct that has the members
+// a function reads.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +24,6 @@ inline int threads_of(int64_t threads) { return int(std::clamp<int64_t>(threads,
 
 inline View view(const Heads& array, const char* name, const Problem& problem, int tokens, int width) {
   require(is(array, {problem.batch, problem.heads, tokens, width}), name, " has another shape than q requires");
-  require(array.element == Element::f32 || array.element == Element::bf16, name, " is ", name_of(array.element),
-          ": the kernels read f32 and bf16");
   require(width >= 1, name, " must have at least one channel");
   require(width == 1 || array.size() == 0 || array.stride(3) == 1, name, " must have adjacent channels");
   return {array.data(), array.stride(0), array.stride(1), array.stride(2), width, array.element};
