@@ -2,9 +2,8 @@
 
 python docs/draw_architecture.py docs/architecture.svg
 
-The parts and their order come from tests/test_imports.py, the arrows from the imports that are really there. An arrow
-that follows from others (a imports b, b imports c, so a may import c) is left out, or nothing could be seen. Colours
-hold on a light page and on a dark one.
+The parts and their order come from tests/test_imports.py, the arrows from the imports in the code. An arrow that
+follows from others (a imports b, b imports c, so a may import c) is left out. The colours suit light and dark pages.
 """
 
 from __future__ import annotations
@@ -21,29 +20,32 @@ from test_imports import ORDER, graph  # noqa: E402
 
 #: What each folder holds.
 WORDS = {
-    "attendless_cli": ("one file per command", "imports nothing heavy at the top"),
+    "attendless_cli": (
+        "one file per command · attendless_lab: papers, compare, explore, demo",
+        "both import the library",
+    ),
     "hub": ("models on the Hub,", "with their card"),
-    "serve": ("answers over HTTP,", "in batches"),
-    "predict": ("pictures in, answers out;", "shards, a cluster"),
-    "compare": ("contests under the same", "conditions, the report"),
-    "papers": ("the papers' tables,", "counted again"),
-    "explore": ("attention in the", "browser"),
+    "serve": ("predictions over HTTP,", "in batches"),
+    "predict": ("predictions on files;", "shards, a cluster"),
     "show": ("figures: patterns,", "trade-offs"),
     "train": ("loop, recipes, checkpoints,", "distillation"),
     "dense": ("detection, segmentation:", "features, heads, data"),
-    "maps": ("what a layer of a model", "looks at"),
+    "maps": ("attention maps of", "any layer"),
     "export": ("ONNX, OpenVINO, pt2:", "written, checked, opened"),
-    "measure": ("clock, memory, MACs,", "bench, eval, tune"),
-    "convert": ("a pretrained model → the same", "attending less; files"),
-    "backbones": ("backbones: columnar, pyramid;", "blocks that pass the context"),
-    "tokens": ("reducers: fewer tokens", "between attention and MLP"),
-    "attention": ("contract, registry,", "one file per mechanism"),
-    "sparse": ("patterns, operations,", "backends, policy, costs"),
+    "optimize": ("sensitivities, schedules,", "candidates, goals: tune"),
+    "measure": ("clock, memory, MACs,", "bench, accuracy"),
+    "convert": ("convert, patch,", "reports, files"),
+    "integrations": ("ways into timm and transformers:", "one Slot, one support table"),
+    "check": ("interface tests of attentions", "and reducers"),
+    "backbones": ("isotropic and hierarchical;", "blocks that pass the context"),
+    "tokens": ("reducers: token merging", "and pruning"),
+    "attention": ("interface, registry,", "one file per mechanism"),
+    "sparse": ("operations, one description each,", "backends, policy, costs"),
     "data": ("images by folder or name,", "the embedded scenes"),
 }
 #: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
-COLUMNS = {"data": 0, "train": 0, "dense": 0, "papers": 0, "compare": 1, "measure": 1, "show": 1, "maps": 2}
-COLUMNS |= {"explore": 2, "hub": 3, "export": 4, "predict": 4, "serve": 4}
+COLUMNS = {"data": 0, "train": 0, "dense": 0, "measure": 1, "optimize": 3, "show": 1, "maps": 2, "check": 3}
+COLUMNS |= {"hub": 3, "export": 4, "predict": 4, "serve": 4}
 ACROSS = 5
 BOX, HEIGHT, GAP_X, GAP_Y, EDGE = 216, 66, 26, 34, 20
 FILLS = {
@@ -53,7 +55,7 @@ FILLS = {
     "tokens": "#00795a",
     "data": "#5b6770",
 }
-FILLS |= {"backbones": "#0072B2", "convert": "#0072B2"}
+FILLS |= {"backbones": "#0072B2", "integrations": "#0072B2", "convert": "#0072B2"}
 
 
 def imports() -> dict[str, set[str]]:
@@ -67,7 +69,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def reduced(edges: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Without what follows from the rest."""
+    """Without the edges that follow from others."""
 
     def below(part: str) -> set[str]:
         return edges[part].union(*(below(other) for other in edges[part]))
@@ -87,7 +89,7 @@ def draw() -> str:
     height = levels(edges)
     top = max(height.values()) + 1
     height |= {"attendless_cli": top}
-    # What stands beside others goes as high as it can, next to those who use it.
+    # A part beside the others stands as high as possible, next to the parts that use it.
     height["data"] = min(height[part] for part in edges if "data" in edges[part]) - 1
     edges["attendless_cli"] = {part for part in edges if not any(part in others for others in edges.values())}
     height |= dict.fromkeys(edges["attendless_cli"], top - 1)
@@ -118,7 +120,7 @@ def draw() -> str:
         boxes.append(box(EDGE if wide else x, y, width - 2 * EDGE if wide else BOX, part, WORDS.get(part, ("", ""))))
     bottom = EDGE + top * (HEIGHT + GAP_Y)
     small = [part for part in ORDER if part not in edges and not part.startswith("__")]
-    words = (" · ".join(small), "small values: every part may import these, and no line is drawn for it")
+    words = (" · ".join(small), "every part may import these modules; no line is drawn")
     boxes.append(box(EDGE, bottom, width - 2 * EDGE, "attendless/*.py", words, "#8a5a00"))
     x, y = place("sparse")
     boxes.append(

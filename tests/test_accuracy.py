@@ -20,7 +20,7 @@ from attendless import UserError
 from attendless.data.labels import NO_LABELS
 from attendless.data.opening import open_data
 from attendless.measure.accuracy import evaluate, paired_difference, spread, wilson
-from attendless_cli.eval import contestants
+from attendless_cli.eval import variants
 from attendless_cli.main import main
 
 COLOURS = {"0": (250, 10, 10), "1": (10, 250, 10), "2": (10, 10, 250)}
@@ -183,8 +183,8 @@ def test_a_file_is_measured_as_it_is(folder: Path, tmp_path: Path) -> None:
 
 def test_a_model_of_timms_own_kind_is_not_called_full() -> None:
     swin = SwinTransformer(img_size=32, window_size=4, embed_dim=8, depths=(1, 1), num_heads=(1, 1))
-    assert contestants(swin, [], [], None) == (swin, {"timm's WindowAttention": swin})
-    _, models = contestants(swin, ["full"], [], None)  # every token to every other: another model than Swin
+    assert variants(swin, [], [], None) == (swin, {"timm's WindowAttention": swin})
+    _, models = variants(swin, ["full"], [], None)  # every token to every other: another model than Swin
     assert models.keys() == {"full"}
     assert models["full"] is not swin
 
