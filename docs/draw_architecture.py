@@ -119,7 +119,7 @@ def draw() -> str:
         wide = part == "attendless_cli"
         boxes.append(box(EDGE if wide else x, y, width - 2 * EDGE if wide else BOX, part, WORDS.get(part, ("", ""))))
     bottom = EDGE + top * (HEIGHT + GAP_Y)
-    small = [part for part in ORDER if part not in edges and not part.startswith("__")]
+    small = [part for part in ORDER[: ORDER.index("sparse")] if part not in edges]
     words = (" · ".join(small), "every part may import these modules; no line is drawn")
     boxes.append(box(EDGE, bottom, width - 2 * EDGE, "attendless/*.py", words, "#8a5a00"))
     x, y = place("sparse")
