@@ -49,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from attendless.measure.bench import Conditions, bench_rows
+    from attendless.measure.bench import bench_rows
     from attendless.measure.plot import plot, slopes
+    from attendless.measure.timing import Conditions
     from attendless.sizes import size_text
 
     arguments.use_threads(args)

@@ -109,8 +109,14 @@ def variants(
         left = "" if left == "none" else left
         made = ready.get((text, left))
         if made is None:
-            attention, keep = None if text == attention_of(dense) else text, {"below_breakeven": "keep"}
-            made = convert(dense, attention, tokens=left or "none", predictor=predictor, readout=readout, **keep)
+            made = convert(
+                dense,
+                None if text == attention_of(dense) else text,
+                tokens=left or "none",
+                below_breakeven="keep",
+                predictor=predictor,
+                readout=readout,
+            )
         elif readout is not None:
             made = convert(made, readout=readout)
         asked.setdefault((attention_of(made), tokens_of(made)), (made_of(text, left), made))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import arguments, output
 
@@ -79,7 +79,7 @@ NOTE = (
 )
 
 
-def _row(name: str, model: nn.Module, found: list, size: tuple[int, int]) -> dict:
+def _row(name: str, model: nn.Module, found: list[Any], size: tuple[int, int]) -> dict[str, Any]:
     from attendless.attention import Macs
     from attendless.measure.subject import attention_of, tokens_of
 
@@ -109,7 +109,7 @@ def _row(name: str, model: nn.Module, found: list, size: tuple[int, int]) -> dic
     }
 
 
-def _cells(row: dict) -> tuple[str, ...]:
+def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     from attendless.measure.measurement import made_of
     from attendless.sizes import size_text
 
@@ -125,7 +125,7 @@ def _cells(row: dict) -> tuple[str, ...]:
     )
 
 
-def _print_layers(title: str, found: list) -> None:
+def _print_layers(title: str, found: list[Any]) -> None:
     from attendless.convert.report import folded
 
     table = [

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import textwrap
+from typing import Any
 
 from . import arguments, output
 
@@ -29,11 +30,14 @@ def run(args: argparse.Namespace) -> None:
     from attendless.options import describe_options
     from attendless.tokens import reducers
 
-    found, reducing = attendless.attentions(), reducers()
+    found: dict[str, Any] = {**attendless.attentions()}
+    reducing = reducers()
     if args.name:
-        one = reducing[args.name] if args.name in reducing else attention_class(args.name)
+        one: Any = reducing[args.name] if args.name in reducing else attention_class(args.name)
         found = {one.name: one}
-    rows = [{"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()]
+    rows: list[dict[str, Any]] = [
+        {"name": name, "options": describe_options(cls.Options)} for name, cls in found.items()
+    ]
     more = [{"name": name, "options": describe_options(cls.Options)} for name, cls in reducing.items()]
     models = sorted(MODELS)
     convertible = families()
@@ -71,7 +75,7 @@ def _option_text(cls: type) -> str:
     return ", ".join(f"{o['name']}={value_text(o['default'])}" for o in describe_options(cls.Options))  # type: ignore[attr-defined]
 
 
-def _one(name: str, cls: type, options: list[dict]) -> None:
+def _one(name: str, cls: type, options: list[dict[str, Any]]) -> None:
     import sys
 
     from attendless.options import value_text

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             raise UserError(f"--head {args.head!r} is for --task detection or segmentation")
         fields, how = settings.read(args, owner, Recipe, Run)
     else:
-        from attendless.dense.training import train as train_task  # type: ignore[assignment]
+        from attendless.dense.training import train as train_task
 
         fields, how = settings.read(args, owner, DenseRecipe, Run)
         options = {"task": task, "head": args.head}

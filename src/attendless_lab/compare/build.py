@@ -13,6 +13,7 @@ from attendless.convert import convert, load
 from attendless.convert.source import unknown_model
 from attendless.errors import UserError
 from attendless.integrations.resize import check_patches, resize
+from attendless.integrations.weights import reset_classifier
 from attendless.randomness import WEIGHTS, randomness
 from attendless.sizes import input_size
 
@@ -47,7 +48,7 @@ def _create(setting: Setting, attention: str, classes: int) -> nn.Module:
         if setting.patch:
             raise UserError(f"{setting.model!r} is a file with patches of its own: leave --patch out")
         if model.num_classes != classes:
-            model.reset_classifier(classes)
+            reset_classifier(model, classes)
         return convert(model, attention, below_breakeven="keep", readout=True)  # for every attention, `full` too
     if not timm.is_model(setting.model):
         raise unknown_model(setting.model)

@@ -23,7 +23,7 @@ from attendless.data.opening import open_data
 from attendless.errors import UserError
 from attendless.palette import COLOURS
 from attendless.show.html import fill, style
-from attendless.sizes import input_size
+from attendless.sizes import image_config, input_size
 from attendless.stamp import stamp_line
 from attendless.storage import atomic
 from attendless.train.augment import eval_transform
@@ -110,7 +110,7 @@ def _looks(out: Path, variant: Variant, row: Mapping[str, Any], picture: Any) ->
         model = load(out / row["runs"][0]["folder"] / "last.safetensors")
     except UserError:
         return []
-    cfg, size = model.pretrained_cfg, input_size(model)
+    cfg, size = image_config(model), input_size(model)
     image = eval_transform(variant.setting.recipe, size, cfg.get("mean"), cfg.get("std"))(picture)
     return [dataclasses.asdict(look) for look in looks(model, image)]
 
