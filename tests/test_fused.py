@@ -49,7 +49,7 @@ def test_products_are_as_near_the_definition_as_the_fused_kernel(kind, monkeypat
 
     exact = away(lambda q, k, v, m, scale: reference(q, k, v, m, scale), torch.float64)
     products = away(fused.attend, torch.bfloat16, exact)
-    monkeypatch.setattr(fused, "slow_to_learn", lambda q, k, v: False)
+    monkeypatch.setattr(fused, "slow_backward", lambda q, k, v: False)
     kernel = away(fused.attend, torch.bfloat16, exact)
     assert all(a < 2.5 * b + 1e-3 for a, b in zip(products, kernel, strict=True)), (products, kernel)
     assert products != kernel  # the two ways really differ
@@ -68,6 +68,6 @@ def test_products_are_as_near_the_definition_as_the_fused_kernel(kind, monkeypat
 def test_only_where_it_is_slow(change, slow):
     asked = {"dtype": torch.bfloat16, "learns": True, "tokens": 64} | change
     q = torch.zeros(1, 1, asked["tokens"], 8, dtype=asked["dtype"]).requires_grad_(asked["learns"])
-    assert fused.slow_to_learn(q, q, q) is slow
+    assert fused.slow_backward(q, q, q) is slow
     with torch.no_grad():
-        assert not fused.slow_to_learn(q, q, q)
+        assert not fused.slow_backward(q, q, q)

@@ -20,8 +20,9 @@ from torch.utils._pytree import tree_leaves
 
 from attendless import Context, UserError, compiled, convert
 from attendless.attention import Grid, attentions
+from attendless.check.attention_trial import AttentionTrial
 from attendless.check.attentions import others
-from attendless.check.trial import Place, Trial
+from attendless.check.trial import Place
 from attendless.integrations.timm_inplace.adapted import adapted_modules
 from attendless.maps import layers, maps, numbers
 from attendless.sparse import execution
@@ -49,14 +50,14 @@ def noted(attention: Any) -> Iterator[list[tuple[Tensor, Tensor]]]:
     del attention.attend
 
 
-def really(trial: Trial) -> tuple[Tensor, Tensor]:
+def really(trial: AttentionTrial) -> tuple[Tensor, Tensor]:
     with noted(trial.module) as seen:
         trial.module(trial.x, trial.context)
     (found,) = seen
     return found
 
 
-def other_values(trial: Trial) -> None:
+def other_values(trial: AttentionTrial) -> None:
     """Give the layer other values, and leave its queries and keys alone."""
     rows = trial.module.attn_dim
     for parameter in (trial.module.qkv.weight, trial.module.qkv.bias):
@@ -70,7 +71,7 @@ def test_the_output_is_the_map_times_the_values(spec: str, backend: str) -> None
     tried = 0
     for place in PLACES:
         try:
-            trial = Trial(spec, place, batch=2)
+            trial = AttentionTrial(spec, place, batch=2)
         except UserError:  # the attention refuses this grid
             continue
         pool = getattr(trial.module.options, "pool", 0)
