@@ -10,7 +10,7 @@ import timm
 import torch
 
 from attendless import convert, load, save
-from attendless.convert import convert_with_report
+from attendless.convert import breakeven, convert_with_report
 from attendless.sparse import calibration, dispatch, execution, native
 from attendless.sparse.backend import every_backend
 from attendless.sparse.calibration import Line
@@ -54,8 +54,9 @@ def test_costs_are_measured_when_first_needed_and_stored(attention: str, tmp_pat
 
 @pytest.mark.parametrize("attention", SPECS)
 @pytest.mark.parametrize("full_costs", [0.0, 1.0])
-def test_costs_decide_what_is_converted(attention: str, full_costs: float) -> None:
+def test_costs_decide_what_is_converted(attention: str, full_costs: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Full attention at no cost leaves every layer full; at a second per call, every layer is converted."""
+    monkeypatch.setattr(breakeven, "LARGEST", 256)  # the report's search for a size that pays ends there
     calibration.measured()
     calibration.learn(
         torch.float32, {name: Line(full_costs, 0) for name in calibration.known(torch.float32) if "full" in name}
