@@ -1,4 +1,5 @@
-# make install · make test · make test-all · make test-oldest · make lint · make docs · make demo · make wheel
+# make install · make test · make test-builds · make test-all · make test-oldest · make lint · make docs · make demo ·
+# make wheel
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -6,7 +7,7 @@ STAMP  := $(VENV)/.installed
 # The oldest timm supported; keep it in step with pyproject.toml.
 OLDEST := timm==1.0.22
 
-.PHONY: install demo test test-all test-oldest lint docs wheel clean
+.PHONY: install demo test test-builds test-all test-oldest lint docs wheel clean
 .DELETE_ON_ERROR:
 
 install: $(STAMP)
@@ -27,7 +28,11 @@ demo: $(STAMP)
 
 # Each worker computes on one core, so two workers do not fight over threads.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not builds"
+
+# The kernels' tests with sanitizers, and the kernels by other compilers and on an emulated processor.
+test-builds: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "builds and not slow"
 
 test-all: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
@@ -36,7 +41,7 @@ test-all: $(STAMP)
 # what a new torch calls deprecated; its warnings are not ours.
 test-oldest: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/oldest $(OLDEST)
-	OMP_NUM_THREADS=1 PYTHONPATH=build/oldest $(BIN)/python -m pytest -n auto -m "not slow" \
+	OMP_NUM_THREADS=1 PYTHONPATH=build/oldest $(BIN)/python -m pytest -n auto -m "not slow and not builds" \
 		-W ignore::DeprecationWarning -W ignore::FutureWarning
 
 lint: $(STAMP)

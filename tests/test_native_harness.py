@@ -14,6 +14,7 @@ import pytest
 
 from test_native_sanitized import ROOT, run, tool
 
+pytestmark = pytest.mark.builds
 HERE = platform.machine() in ("x86_64", "AMD64")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.builds
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitized"
 CASES = ["foveal", "block", "gather", "sparsifiner", "merge", "bf16", "bad_input"]
