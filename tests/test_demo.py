@@ -40,6 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, package.Demo, 
     return out, found, said
 
 
+@pytest.mark.slow
 def test_the_report_opens_with_what_was_converted(made) -> None:
     out, found, _ = made
     row = found.conversion
@@ -52,6 +53,7 @@ def test_the_report_opens_with_what_was_converted(made) -> None:
     assert row["shown"][0]["sharp"] in text
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(made, monkeypatch) -> None:
     out, found, _ = made
     monkeypatch.setattr(package, "convert_and_measure", lambda *a: pytest.fail("a measurement"))
@@ -61,6 +63,7 @@ def test_what_is_done_is_not_done_again(made, monkeypatch) -> None:
     assert again.comparison.rows == found.comparison.rows
 
 
+@pytest.mark.slow
 def test_answers_are_the_same_every_time(made) -> None:
     out, found, _ = made
     weights = package._trained(found.comparison)
@@ -72,6 +75,7 @@ def test_answers_are_the_same_every_time(made) -> None:
     assert {name: again[name] for name in kept} == {name: found.conversion[name] for name in kept}
 
 
+@pytest.mark.slow
 def test_it_says_first_how_long_the_runs_take(made) -> None:
     *_, said = made
     assert said[0].startswith("1.")
@@ -96,6 +100,7 @@ def test_the_headline(changes: dict, says: str) -> None:
     assert headline(ROW | changes) == says
 
 
+@pytest.mark.slow
 def test_without_full_attention_there_is_nothing_to_convert(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(schedule, "local", lambda count: here)
     with pytest.raises(UserError, match="compare `full` too"):

@@ -67,6 +67,7 @@ def done(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return out, said
 
 
+@pytest.mark.slow
 def test_what_is_done_is_not_done_again(done: tuple[Path, list[str]], pictures: Path) -> None:
     out, said = done
     # Full attention stands in both parts and is trained once: three models, two seeds.
@@ -81,6 +82,7 @@ def test_what_is_done_is_not_done_again(done: tuple[Path, list[str]], pictures: 
     assert more == ["bbvit: 0 of 6 runs to do"]
 
 
+@pytest.mark.slow
 def test_what_another_process_is_at_is_left_to_it(pictures: Path, tmp_path: Path) -> None:
     entry = TINY.parts[0].entries[0]
     claim = tmp_path / "claims" / TINY.variant(entry, tmp_path).folder / "seed-0"
@@ -94,12 +96,14 @@ def test_what_another_process_is_at_is_left_to_it(pictures: Path, tmp_path: Path
     assert [line for line in said if "after" in line][-1].startswith("1/1 ViT")
 
 
+@pytest.mark.slow
 def test_pictures_are_few_and_small(done: tuple[Path, list[str]]) -> None:
     made = done[0] / "pictures"
     assert json.loads((made / "made.json").read_text()) == {"train": 8, "val": 6}
     assert {size_of(path) for path in made.rglob("*.png")} == {(36, 36)}
 
 
+@pytest.mark.slow
 def test_a_run_gives_the_same_number_again(done: tuple[Path, list[str]], pictures: Path, tmp_path: Path) -> None:
     carry_out(TINY, str(pictures), tmp_path)
     numbers = [
@@ -109,6 +113,7 @@ def test_a_run_gives_the_same_number_again(done: tuple[Path, list[str]], picture
     assert numbers[0] == numbers[1]
 
 
+@pytest.mark.slow
 def test_the_page_says_what_has_run(done: tuple[Path, list[str]], tmp_path: Path) -> None:
     found = gather(TINY, done[0])
     assert "**6 of 6 runs are done.**" in study_page.page(found)

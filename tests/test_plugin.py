@@ -111,6 +111,7 @@ def test_a_broken_plugin_is_explained(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_that_measures_while_it_is_imported_ends(tmp_path: Path) -> None:
     """The child that measures memory imports the script as a plug-in, which measures again: but only once."""
     script = tmp_path / "script.py"
@@ -129,6 +130,7 @@ def test_a_script_that_measures_while_it_is_imported_ends(tmp_path: Path) -> Non
     assert "script.py is being imported as a plug-in" in own
 
 
+@pytest.mark.slow
 def test_an_attention_of_an_installed_package_is_known_to_children(tmp_path: Path) -> None:
     """One file of a package cannot be imported alone."""
     package = tmp_path / "thirdparty"
