@@ -41,7 +41,7 @@ class Machine:
         return self.now - before
 
     def interleave(self, seed: int = 0, budget: float = 10.0, **seconds: float) -> Comparison:
-        """Timings the contestants; the last against the first."""
+        """Time the variants alternately; the last is compared with the first."""
         calls = {name: self.contestant(name, value) for name, value in seconds.items()}
         found = interleave(calls, timer=self.timer, budget=budget, seed=seed)
         first, *_, last = seconds

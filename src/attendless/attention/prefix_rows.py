@@ -6,7 +6,7 @@ but no queries and no outputs.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,18 +29,17 @@ class PrefixRows(nn.Module):
     q_norm: nn.Module
     k_norm: nn.Module
     proj: nn.Module
+    if TYPE_CHECKING:
+
+        @classmethod
+        def has_core(cls) -> bool: ...
+
+        def merge(self, out: Tensor) -> Tensor: ...
 
     @property
     def prefix_is_full(self) -> bool:
         """Whether prefix queries attend to all keys exactly as in full attention."""
         return "class_attention" in self.provides and self.has_core()
-
-    @classmethod
-    def has_core(cls) -> bool:
-        raise NotImplementedError
-
-    def merge(self, out: Tensor) -> Tensor:
-        raise NotImplementedError
 
     def attend_prefix(self, x: Tensor, grid: Grid) -> Tensor:
         """x [B, N, C] → the layer's output for the prefix tokens, [B, P, C]. Requires `prefix_is_full`."""
