@@ -223,6 +223,7 @@ def test_schedules_of_tome() -> None:
 
     assert gone("tome:r=5") == [5, 5, 5, 5]
     assert gone("tome:r=2/8") == [2, 4, 6, 8]
+    assert gone("tome:r=0/5") == [0, 1, 3, 5], "rounded down, as in the authors' code"
     assert gone("tome:r=2/8,start=1") == [0, 2, 5, 8]
     assert gone("tome:r=0/9/0/3") == [0, 9, 0, 3]
     assert gone("tome:r=60") == [32, 16, 8, 4], "each that goes needs a partner"

@@ -1,9 +1,9 @@
 """Weights and averages over the tokens of a whole grid, adapted to a grid whose tokens were dropped or merged.
 
-    column of a remaining token = mean of the columns of the cells it represents × its size
+    column of a remaining token = mean of the columns of the cells it represents × its weight in attention
 
-The column of a merged token is the sum of the columns of its tokens, so that W k and A W are unchanged if these tokens
-are equal. Every image has its own tokens then, and therefore its own rows.
+Weighted by its size, the column of a merged token is the sum of the columns of its tokens, so that W k and A W are
+unchanged if these tokens are equal. Every image has its own tokens then, and therefore its own rows.
 
 Shapes: B batch · N tokens of the whole grid, n of them left, prefix first · R rows.
 """
@@ -31,8 +31,8 @@ def on_tokens(rows: Tensor, grid: Grid) -> Tensor:
         return rows
     images, P = grid.cells.shape[0], grid.prefix
     means = grid.averaged(rows[:, P:].T.expand(images, -1, -1)).mT
-    if grid.sizes is not None:
-        means = means * grid.sizes[:, None].to(rows.dtype)
+    if grid.weights is not None:
+        means = means * grid.weights[:, None].to(rows.dtype)
     return torch.cat([rows[:, :P].expand(images, -1, -1), means], dim=-1)[:, None]
 
 

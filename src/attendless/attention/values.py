@@ -30,7 +30,8 @@ class Grid:
 
     After token reduction the remaining patches are listed per image: `cells` [B, n] is the grid cell of each patch,
     `sizes` [B, n] the number of original tokens it represents, and `owners` [B, area] the patch that represents each
-    cell (-1: none). Where costs are counted, `cells` has a shape but no values.
+    cell (-1: none). Attention weights each key by its size if `proportional`; a mean over the patches always does.
+    Where costs are counted, `cells` has a shape but no values.
     """
 
     height: int
@@ -40,6 +41,7 @@ class Grid:
     sizes: Tensor | None = None
     owners: Tensor | None = None
     depth: int = 1
+    proportional: bool = True
 
     @property
     def reduced(self) -> bool:
@@ -58,11 +60,16 @@ class Grid:
     def tokens(self) -> int:
         return self.prefix + self.patches
 
+    @property
+    def weights(self) -> Tensor | None:
+        """The weight of each patch in attention [B, n], or None if all are equal."""
+        return self.sizes if self.proportional else None
+
     def key_bias(self, dtype: torch.dtype) -> Tensor | None:
-        """log(number of tokens that each key represents) [B, N], or None if each represents itself."""
-        if self.sizes is None:
+        """log(weight of each key) [B, N], or None if all are equal."""
+        if self.weights is None:
             return None
-        return torch.nn.functional.pad(self.sizes.to(dtype).log(), (self.prefix, 0))
+        return torch.nn.functional.pad(self.weights.to(dtype).log(), (self.prefix, 0))
 
     def whole(self) -> Grid:
         """The same grid without token reduction."""
@@ -187,7 +194,7 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
     )
 
 
-_register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth"))
+_register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth", "proportional"))
 _register_pytree(Context, ("grid", "scores", "class_attention", "keys", "residual", "losses", "trail"), ("wants",))
 
 

@@ -5,11 +5,16 @@
 
 `keep` is the share of the patches left after the last layer, at every image size: every layer merges the same share.
 `r` gives instead the number of tokens merged in each layer: one number for all layers, two for a linear schedule from
-the first to the last, or one per layer. `start` is the first layer that merges; `until` restores every token before
-that layer, as a copy of its merged token, for dense heads that require the last layers at full resolution. `window`
-merges only within windows of the grid, so that the search is linear in the number of tokens; frames of a video are
-stacked into one tall grid. `protect` spares patches with much attention of the class token: it subtracts
-protect · log(attention) of the patch that would be merged from the similarity of a pair.
+the first to the last, rounded down, or one per layer. `start` is the first layer that merges; `until` restores every
+token before that layer, as a copy of its merged token, for dense heads that require the last layers at full resolution.
+`window` merges only within windows of the grid, so that the search is linear in the number of tokens; frames of a video
+are stacked into one tall grid. `protect` spares patches with much attention of the class token: it subtracts
+protect · log(attention) of the patch that would be merged from the similarity of a pair. `prop_attn=false` leaves out
+log s, as the authors do for models pretrained with MAE; a mean over the patches still weights a merged token by s.
+
+The patches 1, 3, 5, … merge into the patches 0, 2, 4, … whatever the number of prefix tokens. The authors divide the
+sequence with its prefix, and never merge a class or distillation token. Theirs is the same division with a class token
+alone. With no class token, or with a class and a distillation token, their patches 0, 2, 4, … merge into 1, 3, 5, ….
 """
 
 from __future__ import annotations
@@ -37,13 +42,17 @@ class ToMeOptions(options.Options):
     until: int = options.option(0, "layer before which all tokens are restored to the grid; 0: none", low=0)
     window: int = options.option(0, "merge only within windows of this many patches a side; 0: anywhere", low=0)
     protect: float = options.option(0.0, "weight of the class token's attention against merging a patch", low=0)
+    prop_attn: bool = options.option(True, "weight a merged token by its number of patches in attention")
 
 
 @register_reducer
 class ToMe(Reducer):
     name = "tome"
     Options = ToMeOptions
-    examples = ("tome", "tome:r=1/3", "tome:keep=0.3,start=1", "tome:r=2,window=2", "tome:r=3,protect=0.1")
+    examples = (
+        *("tome", "tome:r=1/3", "tome:keep=0.3,start=1", "tome:r=2,window=2", "tome:r=3,protect=0.1"),
+        "tome:r=2,prop_attn=false",
+    )
     search_space = SearchSpace("r", {"protect": (0.0, 0.05, 0.1, 0.2)})
 
     def setup(self) -> None:
@@ -95,6 +104,7 @@ class ToMe(Reducer):
             owners=grid.owners,
         )
         left = dataclasses.replace(grid, cells=found.cells, sizes=found.sizes, owners=found.owners)
+        left = dataclasses.replace(left, proportional=self.options.prop_attn)
         return found.x, context.replace(grid=left)
 
 
@@ -112,7 +122,8 @@ def merged(given: ToMeOptions, layer: int, depth: int) -> int:
         return given.r[0]
     if len(given.r) == 2:
         first, last = given.r
-        return round(first + (last - first) * (layer - given.start) / max(1, len(layers) - 1))
+        step = (last - first) / max(1, len(layers) - 1)
+        return int(first + step * (layer - given.start))  # computed in this order, so that rounding errors agree too
     if len(given.r) != depth:
         text = f"tome:r={options.value_text(given.r)} names {len(given.r)} layers, but the model has {depth}"
         raise UserError(f"{text}: expected 1, 2 or {depth} numbers")
