@@ -17,6 +17,8 @@ import torch
 import attendless
 from attendless import Columnar, UserError, plugins
 from attendless.attention import registry as attention_registry
+from attendless.check.attentions import CHECKS
+from attendless.check.trial import attempt
 from attendless.sparse import backend as backend_registry
 from attendless.sparse import execution, operations
 from attendless.sparse import gather as definition
@@ -170,8 +172,8 @@ def test_what_one_writes_is_in_the_interface() -> None:
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [("echo", "adding-an-attention.md"), ("backend", "writing-a-kernel.md")],
-    ids=["echo", "backend"],
+    [("echo", "adding-an-attention.md"), ("similar", "adding-an-attention.md"), ("backend", "writing-a-kernel.md")],
+    ids=["echo", "similar", "backend"],
 )
 def test_the_page_shows_the_file_that_runs(name: str, where: str) -> None:
     assert f"```python\n{(ROOT / 'examples' / f'{name}.py').read_text()}```" in page(where)
@@ -232,6 +234,14 @@ def test_echo_costs_what_the_page_says() -> None:
         layers = [layer.macs for layer in model.costs()]
         core, total = (sum(getattr(macs, part) for macs in layers) for part in ("core", "total"))
         assert [f"{total / 1e6:,.2f}", f"{core / 1e6:,.2f}"] == [row[5], row[7]]
+
+
+@pytest.mark.usefixtures("_own_registries")
+def test_the_gather_recipe_costs_what_it_states_with_every_backend() -> None:
+    plugins.load_plugin(ROOT / "examples" / "similar.py")
+    for backend in ("", "torch"):
+        verdict = attempt(CHECKS["macs"], "similar", backend)
+        assert verdict.result == "passed", verdict.note
 
 
 @pytest.mark.usefixtures("_own_registries")

@@ -210,6 +210,32 @@ def test_says_what_is_wrong() -> None:
         native.functions.gather_attend(q, k, v, bias, indices, counts[:1], 0.2)
 
 
+@pytest.mark.parametrize("policy", ["auto", "torch"])
+def test_queries_and_keys_of_different_numbers_are_refused_with_their_shapes(policy: str) -> None:
+    q, k, v, _, indices, counts = Lists().tensors()
+    with (
+        execution(policy),
+        pytest.raises(UserError, match=r"q \[2, 3, 50, 64\], k \[2, 3, 49, 64\].* as many queries"),
+    ):
+        operations.gather(q, k[:, :, :-1], v[:, :, :-1], indices, scale=0.2)
+    with execution(policy), pytest.raises(UserError, match=r"counts \[1, 3, 50\] were given"):
+        operations.gather(q, k, v, indices, counts[:1], scale=0.2)
+
+
+@needs_kernels
+def test_a_refusal_of_a_kernel_shows_the_shapes() -> None:
+    q, k, v, bias, indices, counts = Lists().tensors()
+    with pytest.raises(UserError, match=r"; given q \[2, 3, 50, 64\], k \[2, 3, 49, 64\], v \[2, 3, 50, 64\]"):
+        native.functions.gather_attend(q, k[:, :, :-1], v, bias, indices, counts, 0.2)
+
+
+def test_operations_of_the_definition_are_counted() -> None:
+    q, k, v, _, indices, _ = Lists(value_width=40).tensors()
+    with FlopCounterMode(display=False) as counter, execution("torch"):
+        operations.gather(q, k, v, indices, scale=0.2)
+    assert counter.get_total_flops() == 2 * indices.numel() * (64 + 40)
+
+
 # As an operator ------------------------------------------------------------------------------------------------------
 
 

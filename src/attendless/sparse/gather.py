@@ -5,6 +5,8 @@
 A list may be in any order. A key that occurs twice counts twice. A query without keys gets zeros. Sparsifiner's masks,
 and any other selection of keys per query, have this form. This file is the PyTorch definition.
 
+There are as many queries as keys: both are the tokens of one layer.
+
 Shapes: B batch · H heads · N tokens · m keys in a list at most · q, k [B, H, N, D] · v [B, H, N, E] · indices
 int32 [B, H, N, m] · counts int32 [B, H, N], or None if every list is full · key_bias b [B, N] · lse [B, H, N].
 """
@@ -34,10 +36,11 @@ def attend(
     def take(x_BHNE: Tensor) -> Tensor:
         return x_BHNE.gather(2, index.flatten(2)[..., None].expand(-1, -1, -1, x_BHNE.shape[-1])).unflatten(2, (N, m))
 
-    score = scale * (q[:, :, :, None] * take(k)).sum(-1)
+    # Products of matrices, not sums of element-wise products: PyTorch's FLOP counter sees only the former.
+    score = scale * (q[:, :, :, None] @ take(k).mT).squeeze(3)
     if key_bias is not None:
         score = score + key_bias[:, None, None].expand(-1, H, N, -1).gather(3, index).to(score.dtype)
     score = score.masked_fill(~real, -torch.inf)
     seen = (score != -torch.inf).any(-1, keepdim=True)
     weight = torch.softmax(score.where(seen, 0), dim=-1).where(seen & real, 0)
-    return (weight[..., None] * take(v)).sum(3)
+    return (weight[:, :, :, None] @ take(v)).squeeze(3)

@@ -58,7 +58,7 @@ def function(op: Operation) -> Callable[..., Any]:
         try:
             kernel(*passed, torch.get_num_threads(), *[None if x is None else to_dlpack(x) for x in made])
         except ValueError as error:
-            raise UserError(f"{op.name}: {error}") from None
+            raise UserError(f"{op.name}: {error}; given {_shapes(op, given)}") from None
         if single:
             i, finish = finishes[0]
             return finish(made[i], given)
@@ -66,6 +66,12 @@ def function(op: Operation) -> Callable[..., Any]:
 
     run.__name__, run.__doc__ = op.name, op.about
     return run
+
+
+def _shapes(op: Operation, given: Sequence[Any]) -> str:
+    """The tensors of a call with their shapes."""
+    named = zip(op.flat, given, strict=True)
+    return ", ".join(f"{x.name} {list(value.shape)}" for x, value in named if isinstance(value, Tensor))
 
 
 # Arguments -----------------------------------------------------------------------------------------------------------

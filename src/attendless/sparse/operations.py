@@ -22,6 +22,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ..errors import UserError
 from . import basis, blocks, dispatch, patterns
 from . import foveal as foveal_definition
 from . import full as full_definition
@@ -94,7 +95,18 @@ def gather(
     scale: float,
     key_bias: Tensor | None = None,
 ) -> Tensor:
-    """Attend to the first counts [B, H, N] keys of each query's indices [B, H, N, m], or to all of them."""
+    """Attend to the first counts [B, H, N] keys of each query's indices [B, H, N, m], or to all of them.
+
+    There are as many queries as keys: q, k [B, H, N, D], v [B, H, N, any].
+    """
+    lists = indices.shape[:3] if counts is None else counts.shape
+    if not (k.shape == q.shape and q.shape[:3] == v.shape[:3] == indices.shape[:3] == lists):
+        given = {"q": q, "k": k, "v": v, "indices": indices} | ({} if counts is None else {"counts": counts})
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in given.items())
+        raise UserError(
+            f"gather: {shapes} were given; expected as many queries as keys and a list for each query: q, k "
+            "[B, H, N, D], v [B, H, N, any], indices [B, H, N, m], counts [B, H, N]"
+        )
     case = case_of("gather", Lists(indices.shape[2], indices.shape[3]), q)
     return dispatch.run(case, q, k, v, indices, counts, scale=scale, key_bias=key_bias)
 
