@@ -157,13 +157,14 @@ def opened(args: argparse.Namespace, *, features: bool) -> Any:
 
 
 class Target(str):
-    """A file that a command will write, and its kind. `targets.check` inspects it before any work is done."""
+    """A file or folder that a command will write, and its kind. `targets.check` inspects it before any work is done."""
 
     kind: str
 
 
 def target(kind: str) -> Callable[[str], Target]:
-    """The `type=` of an argument that names a file to write: a `model`, `export`, `json`, `picture` or `page`.
+    """The `type=` of an argument that names a file to write: a `model`, `export`, `json`, `picture` or `page`,
+    or a folder: a `run` or a `comparison`.
 
     `-` is standard output.
     """

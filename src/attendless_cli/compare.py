@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--recipe", metavar="R", nargs="+", default=[], help=text)
     settings.add(parser, seeds=True)
     text = "folder for runs, results and report"
-    parser.add_argument("--out", metavar="DIR", default="attendless-out/compare", help=text)
+    default = "attendless-out/compare"
+    parser.add_argument("--out", metavar="DIR", type=arguments.target("comparison"), default=default, help=text)
     arguments.jobs(parser)
     text = "CPU threads of each run and measurement"
     parser.add_argument("--threads", metavar="T", type=arguments.positive, default=1, help=text)

@@ -21,7 +21,8 @@ MINUTES = 9
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "folder for runs, results and report"
-    parser.add_argument("--out", metavar="DIR", default="attendless-out/demo", help=text)
+    default = "attendless-out/demo"
+    parser.add_argument("--out", metavar="DIR", type=arguments.target("comparison"), default=default, help=text)
     arguments.jobs(parser)
     arguments.json(parser)
 

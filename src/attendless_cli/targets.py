@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -19,14 +18,19 @@ ENDINGS = {
     "picture": (".png", ".svg", ".pdf"),
     "export": (".onnx", ".xml", ".pt2"),
 }
-#: Kind of target, or the ending of a picture → how a file that attendless wrote begins.
-BEGINNINGS = {
-    "json": re.compile(rb'\s*\{\s*"stamp":'),
-    "page": re.compile(rb"\s*(<!doctype html|<html)", re.IGNORECASE),
-    ".png": re.compile(rb"\x89PNG\r\n.{,200}Matplotlib", re.DOTALL),
-    ".svg": re.compile(rb"\s*<(\?xml|svg).*(Matplotlib|cc:Agent)", re.DOTALL),
-    ".pdf": re.compile(rb"%PDF-1\.\d\n%\xac\xdc \xab\xba"),  # as Matplotlib marks them
+#: Kind of folder → the file that describes the run in it, and the files that the run overwrites.
+FOLDERS = {
+    "run": (
+        "recipe.json",
+        ("metrics.jsonl", "best.safetensors", "last.safetensors", "predictor.safetensors", "curves.png", "checkpoints"),
+    ),
+    "comparison": (
+        "contest.json",
+        ("results.json", "results.csv", "results.md", "results.tex", "report.html", "conversion.json"),
+    ),
 }
+#: What is said of a file without attendless's mark.
+FOREIGN = "that attendless did not write; --force replaces it"
 
 
 def check(args: argparse.Namespace) -> None:
@@ -35,7 +39,7 @@ def check(args: argparse.Namespace) -> None:
 
     targets = {f"--{name.replace('_', '-')}": value for name, value in vars(args).items() if isinstance(value, Target)}
     for flag, target in targets.items():
-        wrong = _unfit(target, args.force) or _clash(flag, targets, args)
+        wrong = (_unfit_folder if target.kind in FOLDERS else _unfit)(target, args) or _clash(flag, targets, args)
         if wrong:
             raise UserError(f"{flag} {str(target)!r}: {wrong}")
 
@@ -47,7 +51,19 @@ def to_standard_output(args: argparse.Namespace) -> bool:
     return any(isinstance(value, Target) and stream(value) == 1 for value in vars(args).values())
 
 
-def _unfit(target: Target, force: bool) -> str:
+def _unfit_folder(target: Target, args: argparse.Namespace) -> str:
+    """Why nothing can, or should, be written into this folder; empty if it can."""
+    from attendless.ownership import not_ours
+
+    if not target:
+        return "expected the name of a folder to write"
+    if os.path.lexists(target) and not os.path.isdir(target):
+        return "is not a folder: expected the name of a folder to write"
+    foreign = None if args.force else not_ours(target, *FOLDERS[target.kind])
+    return _no_room(os.path.join(target, "file")) or (f"holds {foreign!r}, a file {FOREIGN}" if foreign else "")
+
+
+def _unfit(target: Target, args: argparse.Namespace) -> str:
     """Why this target cannot, or should not, be written; empty if it can."""
     from attendless.storage import stream
 
@@ -58,12 +74,11 @@ def _unfit(target: Target, force: bool) -> str:
     try:
         mode = os.stat(target).st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return _wrong_ending(target) or _no_room(target)
+        return _wrong_ending(target) or _no_room(target) or _foreign(target, args)
     except (OSError, ValueError) as error:
         return f"cannot be written: {getattr(error, 'strerror', None) or error}"
     if stat.S_ISREG(mode):
-        foreign = "" if force or _ours(target) else "is a file that attendless did not write; --force replaces it"
-        return _wrong_ending(target) or _no_room(target) or foreign
+        return _wrong_ending(target) or _no_room(target) or _foreign(target, args)
     if stat.S_ISDIR(mode):
         return "is a folder: expected the name of a file to write"
     if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
@@ -77,7 +92,7 @@ def _wrong_ending(target: Target) -> str:
     return "" if good else f"expected a name that ends in {' or '.join(endings)}"
 
 
-def _no_room(target: Target) -> str:
+def _no_room(target: str) -> str:
     """Why no file can be made where `target` is to be, or in the nearest folder above it that exists."""
     folder = Path(os.path.realpath(target)).parent
     while not os.path.lexists(folder):
@@ -91,19 +106,35 @@ def _no_room(target: Target) -> str:
     return ""
 
 
-def _ours(target: Target) -> bool:
-    """Whether an existing file may be overwritten: it is of the kind that attendless writes, or empty."""
-    from attendless.storage import metadata
+def _foreign(target: Target, args: argparse.Namespace) -> str:
+    """Which file of somebody else this command would overwrite; empty if there is none, or with `--force`."""
+    from attendless.ownership import is_ours
 
-    if os.path.getsize(target) == 0:
-        return True
-    if target.kind == "model":
-        return "attendless" in metadata(target)
-    if target.kind == "export":  # exported files contain the name
-        return b"attendless" in Path(target).read_bytes()
-    with open(target, "rb") as file:
-        start = file.read(4096)
-    return bool(BEGINNINGS[Path(target).suffix.lower() if target.kind == "picture" else target.kind].match(start))
+    suffix, there = Path(target).suffix.lower(), os.path.exists(target)
+    kind = suffix if target.kind in ("picture", "export") else target.kind
+    if args.force:
+        return ""
+    if there and not is_ours(target, kind):
+        return f"is a file {FOREIGN}"
+    beside = [] if target.kind != "export" else _beside(Path(target), args.kernels)
+    if there and os.path.getsize(target):  # the weights beside a file that attendless wrote belong to that file
+        beside = [file for file in beside if file.suffix == ".so"]
+    foreign = [file for file in beside if file.exists() and not is_ours(file, ".so")]
+    return f"would overwrite {str(foreign[0])!r}, a file {FOREIGN}" if foreign else ""
+
+
+def _beside(target: Path, kernels: bool | None) -> list[Path]:
+    """The files that an export writes beside its target: weights, and the library with the kernels if it is used."""
+    folder = Path(os.path.realpath(target)).parent
+    if target.suffix == ".xml":
+        from attendless.export.extension import NAME
+
+        return [folder / f"{target.stem}.bin", *([] if kernels is False else [folder / NAME])]
+    if target.suffix == ".onnx" and kernels:
+        from attendless.export.onnx import LIBRARY
+
+        return [folder / LIBRARY]
+    return []
 
 
 def _clash(flag: str, targets: dict[str, Target], args: argparse.Namespace) -> str:

@@ -7,9 +7,11 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from . import output
+from .targets import FOREIGN
 
 
 def task_of(model: str, asked: str | None = None) -> str:
@@ -90,12 +92,13 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def predict(args: argparse.Namespace, images: Sequence[str]) -> int:
     """`predict` of a detector or segmentor: write each image with boxes or a mask drawn on to the folder --out."""
-    from pathlib import Path
+    from PIL.PngImagePlugin import PngInfo
 
     from attendless.data.source import BadImage, load_image
     from attendless.dense.draw import draw
     from attendless.dense.draw import predict as find
     from attendless.errors import UserError
+    from attendless.ownership import picture_mark
     from attendless.storage import atomic
 
     if not args.out:
@@ -115,29 +118,44 @@ def predict(args: argparse.Namespace, images: Sequence[str]) -> int:
     for flag in given:
         if getattr(args, flag):
             raise UserError(f"--{flag.replace('_', '-')} is for classification: other tasks run as they were saved")
+    targets = _drawings(images, args.out, args.force)
     model = open_file(args)
     rows: list[dict[str, Any]] = []
     bad: list[str] = []
-    drawn: Counter[str] = Counter()
-    for name in images:
+    mark = PngInfo()
+    for key, value in picture_mark(".png").items():
+        mark.add_text(key, value)
+    for name, target in targets.items():
         try:
             image = load_image(name)
         except BadImage as error:
             bad.append(str(error))
             continue
         found = find(model, image, score=args.score or 0.5)
-        stem = Path(name).stem
-        drawn[stem] += 1  # images of the same name in other folders get a number
-        target = Path(args.out) / (f"{stem}.png" if drawn[stem] == 1 else f"{stem}-{drawn[stem]}.png")
-        target.parent.mkdir(parents=True, exist_ok=True)
         with atomic(target) as temporary:
-            draw(image, found).save(temporary, format="png")
+            draw(image, found).save(temporary, format="png", pnginfo=mark)
         rows.append({"model": args.model, "image": name, "picture": str(target), **found.as_dict()})
         print(f"{name} → {target}: {_said(found)}")
     for reason in bad[:5]:
         print(f"skipped: {reason}", file=sys.stderr)
     output.write_json(args.json, {"rows": rows})
     return 1 if bad else 0
+
+
+def _drawings(images: Sequence[str], out: str, force: bool) -> dict[str, Path]:
+    """The file for the drawing of each image; `UserError` if one would overwrite a file of somebody else."""
+    from attendless.errors import UserError
+    from attendless.ownership import is_ours
+
+    drawn: Counter[str] = Counter()
+    found = {}
+    for name in images:
+        stem = Path(name).stem
+        drawn[stem] += 1  # images of the same name in other folders get a number
+        found[name] = target = Path(out) / (f"{stem}.png" if drawn[stem] == 1 else f"{stem}-{drawn[stem]}.png")
+        if target.exists() and not force and not is_ours(target, ".png"):
+            raise UserError(f"--out {out!r}: holds {target.name!r}, a file {FOREIGN}")
+    return found
 
 
 def _said(found: Any) -> str:

@@ -40,7 +40,7 @@ def common(parser: argparse.ArgumentParser) -> None:
     text = "folder of images, `scenes` (included), or a torchvision data set as NAME@DIR"
     parser.add_argument("--data", metavar="DIR", required=True, help=text)
     text = "folder for weights and metrics; a run in it is resumed"
-    parser.add_argument("--out", metavar="DIR", required=True, help=text)
+    parser.add_argument("--out", metavar="DIR", type=arguments.target("run"), required=True, help=text)
     arguments.threads(parser)
     arguments.json(parser)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import UserError
+from ..ownership import picture_mark
 from ..stamp import stamp_line
 from ..storage import atomic
 from .measurement import Measurement
@@ -74,7 +75,7 @@ def plot(rows: Sequence[Measurement], path: str | Path) -> None:
     figure.suptitle(f"{rows[0].setup.model}, batch {rows[0].setup.batch}", fontsize=11)
     figure.supxlabel(stamp_line(rows[0].stamp), fontsize=6)
     with atomic(path) as temporary:
-        figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower())
+        figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower(), metadata=picture_mark(path.suffix))
 
 
 _Cost = Callable[[Measurement], float | None]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UserError
+from ..ownership import picture_mark
 from ..storage import atomic
 
 if TYPE_CHECKING:
@@ -28,4 +29,4 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise UserError(f"picture {str(path)!r}: expected a name ending in {', '.join(_FORMATS)}")
     with atomic(path) as temporary:
-        figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower())
+        figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower(), metadata=picture_mark(path.suffix))
