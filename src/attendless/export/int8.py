@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.data import create_transform
 from torch import Tensor, nn
 
 from ..data import open_data
 from ..data.labels import NO_LABELS, match_labels
+from ..data.preprocessing import evaluation_transform
 from ..errors import UserError
 from ..measure.accuracy import evaluate, load_images
 from .description import Description
@@ -67,7 +67,7 @@ def check(format: str, data: str | Path | None, kernels: bool | None = None) -> 
 
 def images(model: nn.Module, about: Description, data: str | Path) -> Tensor:
     """Images of a data set, prepared as the model wants them."""
-    transform = create_transform(**about.data_config(), is_training=False)
+    transform = evaluation_transform(about.data_config())
     return load_images(open_data(data, labels=False), transform, IMAGES)
 
 
@@ -98,7 +98,7 @@ def quality(
         labels = match_labels(source.classes, model)
     except UserError:  # without labels, or with those of other classes, agreement alone is measured
         pass
-    transform = create_transform(**about.data_config(), is_training=False)
+    transform = evaluation_transform(about.data_config())
     batch = about.batch or 16
     runs: dict[str, nn.Module] = {name: _Answers(run, batch) for name, run in (("f32", plain), ("int8", quantised))}
     found = evaluate(runs["f32"], runs, source, transform, labels=labels, limit=limit, batch=batch)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from timm.data import create_transform, resolve_model_data_config
+from timm.data import resolve_model_data_config
 from torch import Tensor, nn
 
 from ..data.labels import Labels, match_labels
+from ..data.preprocessing import evaluation_transform
 from ..data.source import IGNORE, BadImage, Source
 from ..errors import UserError
 
@@ -55,7 +56,7 @@ def preprocessing(model: nn.Module, size: tuple[int, int], crop_pct: float | Non
     config["input_size"] = (config["input_size"][0], *size)
     if crop_pct is not None:
         config["crop_pct"] = crop_pct
-    return create_transform(**config, is_training=False)
+    return evaluation_transform(config)
 
 
 def evaluate(

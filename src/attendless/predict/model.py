@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from timm.data import create_transform
 from torch import Tensor, nn
 
 from ..convert import open_model
 from ..convert.source import random_weights
+from ..data.preprocessing import evaluation_transform
 from ..errors import UserError
 from ..export.description import Description, describe
 from ..export.runner import OPENERS, Runner, open_runner
@@ -42,7 +42,7 @@ class Card:
         that prepare pictures then compute nothing in PyTorch, whose own threads would come on top of them.
         """
         config = self.description.data_config()
-        steps = create_transform(**config, is_training=False, normalize=False).transforms[:-1]
+        steps = evaluation_transform(config, normalize=False).transforms[:-1]
         mode = {1: "L", 3: "RGB"}.get(self.description.channels)
         if mode is None:
             raise UserError(

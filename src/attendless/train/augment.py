@@ -14,6 +14,7 @@ from timm.data.mixup import mixup_target
 from torch import Tensor
 from torchvision import transforms
 
+from ..data.preprocessing import evaluation_transform
 from ..randomness import MIX, randomness
 from .recipe import Recipe
 
@@ -53,8 +54,7 @@ def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
 
 
 def eval_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> Callable[[Any], Tensor]:
-    made: Any = create_transform(**preparation(recipe, size, mean, std))
-    return made
+    return evaluation_transform(preparation(recipe, size, mean, std))
 
 
 def preparation(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> dict[str, Any]:
