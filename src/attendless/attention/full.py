@@ -2,7 +2,8 @@
 
     out = softmax(q kᵀ / √D + log s) v
 
-s is the number of tokens that a key represents: 1 unless tokens were merged.
+s is the number of tokens that a key represents: 1 unless tokens were merged. Where training masks patches, the weights
+are those of `masking.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from ..sparse.full import Whole
 from ..sparse.full import attend as full
 from ..sparse.full import macs as full_macs
 from .interface import Attention
+from .masking import masked_weights
 from .registry import register
 from .values import Context, Grid
 
@@ -28,23 +30,24 @@ class Full(Attention):
     takes = frozenset({"residual"})
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
-        bias = context.grid.key_bias(q.dtype)
-        if "scores" not in context.wants and context.residual is None:
-            attend = operations.remaining if context.grid.reduced else full
-            return attend(q, k, v, scale=self.scale, key_bias=bias, dropout=self.dropout), context
+        grid = context.grid
+        if "scores" not in context.wants and context.residual is None and grid.weighting != "mask":
+            attend = operations.remaining if grid.reduced else full
+            return attend(q, k, v, scale=self.scale, key_bias=grid.key_bias(q.dtype), dropout=self.dropout), context
         # The scores are needed explicitly; the fused kernel would compute them a second time.
         scores = self.scale * q @ k.transpose(-2, -1)
         scores = scores if context.residual is None else scores + context.residual
-        weights = torch.softmax(scores if bias is None else scores + bias[:, None, None], dim=-1)
-        return torch.dropout(weights, self.dropout, self.training) @ v, context.replace(scores=scores)
+        weights = torch.dropout(_weights(scores, grid), self.dropout, self.training)
+        return weights @ v, context.replace(scores=scores)
 
     def map(self, x: Tensor, context: Context, query: int | slice = slice(None)) -> Tensor:
         """softmax(q kᵀ / √D + residual + log s), computed directly."""
         q, k, _ = self.project(x)
-        rows, bias = slice(query, query + 1) if isinstance(query, int) else query, context.grid.key_bias(q.dtype)
+        rows = slice(query, query + 1) if isinstance(query, int) else query
+        if context.grid.weighting == "mask":
+            return _weights(self.scale * q @ k.transpose(-2, -1), context.grid)[:, :, rows]
         score = self.scale * q[:, :, rows] @ k.transpose(-2, -1)
-        score = score if context.residual is None else score + context.residual[:, :, rows]
-        return torch.softmax(score if bias is None else score + bias[:, None, None], dim=-1)
+        return _weights(score if context.residual is None else score + context.residual[:, :, rows], context.grid)
 
     def core_macs(self, grid: Grid) -> int:
         return full_macs(grid.tokens, self.attn_dim)
@@ -56,3 +59,11 @@ class Full(Attention):
         if not grid.reduced:
             return Choice("sdpa", "full attention runs in PyTorch's fused kernel")
         return dispatch.choose(self.case_of("remaining", Whole(grid.tokens), batch))
+
+
+def _weights(scores: Tensor, grid: Grid) -> Tensor:
+    """The weights for scores [B, H, queries, N]."""
+    if grid.weighting == "mask" and grid.sizes is not None:
+        return masked_weights(scores, torch.nn.functional.pad(grid.sizes, (grid.prefix, 0), value=1.0))
+    bias = grid.key_bias(scores.dtype)
+    return torch.softmax(scores if bias is None else scores + bias[:, None, None], dim=-1)

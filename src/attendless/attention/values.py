@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ ENTRIES = {
     "residual": "scores of the stage before, resampled to this stage's tokens, which its first layer adds to its own",
 }
 
+Weighting = Literal["size", "none", "mask"]
+#: The least weight of a masked key: nearly zero, but large enough for a gradient.
+_MASKED = 1e-6
+
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
@@ -30,8 +34,10 @@ class Grid:
 
     After token reduction the remaining patches are listed per image: `cells` [B, n] is the grid cell of each patch,
     `sizes` [B, n] the number of original tokens it represents, and `owners` [B, area] the patch that represents each
-    cell (-1: none). Attention weights each key by its size if `proportional`; a mean over the patches always does.
-    Where costs are counted, `cells` has a shape but no values.
+    cell (-1: none). Where costs are counted, `cells` has a shape but no values.
+
+    `weighting` is how attention weights the patches as keys: by `size`; all alike (`none`); or by a `mask`, where a
+    size is 1, or 0 for a patch that training masks rather than removes. A mean over the patches always weights by size.
     """
 
     height: int
@@ -41,7 +47,7 @@ class Grid:
     sizes: Tensor | None = None
     owners: Tensor | None = None
     depth: int = 1
-    proportional: bool = True
+    weighting: Weighting = "size"
 
     @property
     def reduced(self) -> bool:
@@ -62,14 +68,18 @@ class Grid:
 
     @property
     def weights(self) -> Tensor | None:
-        """The weight of each patch in attention [B, n], or None if all are equal."""
-        return self.sizes if self.proportional else None
+        """The weight of each patch as a key [B, n], or None if all are equal."""
+        return None if self.weighting == "none" else self.sizes
 
     def key_bias(self, dtype: torch.dtype) -> Tensor | None:
-        """log(weight of each key) [B, N], or None if all are equal."""
+        """log(weight of each key) [B, N], or None if all are equal. The logarithm of a masked key is finite, and its
+        gradient that of a key with a small weight."""
         if self.weights is None:
             return None
-        return torch.nn.functional.pad(self.weights.to(dtype).log(), (self.prefix, 0))
+        weights = self.weights.to(dtype)
+        if self.weighting == "mask":
+            weights = weights + (weights.clamp(min=_MASKED) - weights).detach()
+        return torch.nn.functional.pad(weights.log(), (self.prefix, 0))
 
     def whole(self) -> Grid:
         """The same grid without token reduction."""
@@ -125,7 +135,8 @@ class Grid:
         """Tokens x [B, N, C] scaled so that a plain mean over the patches weights each by its size."""
         if self.sizes is None:
             return x
-        share = self.sizes.to(x.dtype) * (self.patches / self.sizes.sum(1, keepdim=True).to(x.dtype))
+        total = self.sizes.sum(1, keepdim=True).clamp(min=_MASKED)  # training may mask all patches of an image
+        share = self.sizes.to(x.dtype) * (self.patches / total.to(x.dtype))
         return torch.cat([x[:, : self.prefix], x[:, self.prefix :] * share[..., None]], dim=1)
 
     def __str__(self) -> str:
@@ -194,7 +205,7 @@ def _register_pytree(cls: type, tensors: tuple[str, ...], static: tuple[str, ...
     )
 
 
-_register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth", "proportional"))
+_register_pytree(Grid, ("cells", "sizes", "owners"), ("height", "width", "prefix", "depth", "weighting"))
 _register_pytree(Context, ("grid", "scores", "class_attention", "keys", "residual", "losses", "trail"), ("wants",))
 
 

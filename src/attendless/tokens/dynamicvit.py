@@ -4,9 +4,11 @@
     log π = log softmax(MLP(z))                      two numbers for each patch: keep, drop
     evaluation  the ⌊ρˢ n⌋ patches with the largest log π(keep) stay, n the patches of the whole grid
     training    a straight-through Gumbel draw keeps or removes each patch that is still there; removed patches are
-                masked as keys, so that each image keeps its own number, and a loss pulls the kept share to ρˢ
+                masked as keys (`attention.masking`), so that each image keeps its own number, and a loss pulls the
+                kept share to ρˢ
 
-before the blocks `at`, the s-th of them with share ρˢ. Weights have the official names.
+before the blocks `at`, the s-th of them with share ρˢ. Weights have the official names, and start as in the authors'
+code. `full` attention masks exactly as the authors do; others give a masked key a weight of nearly zero.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 
 import torch
+from timm.layers import trunc_normal_
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,9 +25,6 @@ from ..attention import Context, Grid, Macs
 from .interface import Reducer
 from .keeping import keep
 from .registry import register_reducer
-
-#: The size of a masked patch: nearly zero, but large enough for a gradient.
-_GONE = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +49,9 @@ class DynamicViT(Reducer):
         self.out_conv = nn.Sequential(
             nn.Linear(dim, dim // 2), nn.GELU(), nn.Linear(dim // 2, dim // 4), nn.GELU(), nn.Linear(dim // 4, 2)
         )
+        for layer in (m for m in self.modules() if isinstance(m, nn.Linear)):
+            trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
 
     @classmethod
     def layers(cls, given: DynamicViTOptions, depth: int) -> list[int]:
@@ -70,7 +73,8 @@ class DynamicViT(Reducer):
     def log_odds(self, x: Tensor, policy: Tensor) -> Tensor:
         """log π [B, n, 2] of patches x [B, n, C], of which `policy` [B, n] are still there."""
         local, whole = self.in_conv(x).chunk(2, dim=-1)
-        mean = (whole * policy[..., None]).sum(1, keepdim=True) / policy.sum(1)[:, None, None]
+        there = policy.sum(1).clamp(min=1e-6)  # training may mask all patches of an image
+        mean = (whole * policy[..., None]).sum(1, keepdim=True) / there[:, None, None]
         return F.log_softmax(self.out_conv(torch.cat([local, mean.expand_as(local)], dim=-1)), dim=-1)
 
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
@@ -88,8 +92,8 @@ class DynamicViT(Reducer):
         patches = x[:, P:]
         before = patches.new_ones(patches.shape[:2]) if grid.sizes is None else grid.sizes
         stays = F.gumbel_softmax(self.log_odds(patches, before), hard=True, dim=-1)[..., 0]
-        policy = (stays * before).clamp(min=_GONE)
-        left = dataclasses.replace(grid, cells=grid.places(x), sizes=policy)
+        policy = stays * before
+        left = dataclasses.replace(grid, cells=grid.places(x), sizes=policy, weighting="mask")
         gap = (policy.mean(1) - self.share).square().mean()
         context = context.with_loss("ratio", self.options.ratio / len(self.options.at) * gap)
         return x, context.replace(grid=left)
