@@ -155,7 +155,7 @@ def describe_options(kind: type[Options]) -> list[dict[str, Any]]:
 
 def parse(text: str, kinds: Mapping[str, type[Options]], what: str = "attention") -> Spec:
     """One part, such as `foveal:keep=0.1`, into a `Spec`; `kinds` maps each existing name to its options."""
-    match = _PART.match(text.strip())
+    match = _PART.match(as_text(text, what).strip())
     if not match or match["count"]:
         raise UserError(f"cannot read {what} {text!r}: expected NAME or NAME:OPTION=VALUE,…")
     if match["name"] not in kinds:
@@ -163,10 +163,25 @@ def parse(text: str, kinds: Mapping[str, type[Options]], what: str = "attention"
     return Spec(match["name"], parse_options(match["options"] or "", kinds[match["name"]], match["name"]))
 
 
+#: A text of each kind, for errors.
+_EXAMPLES = {
+    "attention": "'foveal:keep=0.1' for all layers, or '2xfull/10xfoveal:keep=0.1'",
+    "token reducer": "'tome:r=8'",
+}
+
+
+def as_text(given: object, what: str = "attention") -> str:
+    """`given`, if it is text; raise otherwise."""
+    if isinstance(given, str):
+        return given
+    example = _EXAMPLES.get(what, "NAME:OPTION=VALUE")
+    raise UserError(f"{what} was given as {type(given).__name__}, {str(given)[:60]}: expected a text such as {example}")
+
+
 def split_parts(text: str, kinds: Mapping[str, type[Options]]) -> list[str]:
     """Cut a text at each `/` that is followed by a name (with or without a count); other `/` belong to a list."""
     parts: list[str] = []
-    for piece in text.strip().split("/"):
+    for piece in as_text(text).strip().split("/"):
         match = _PART.match(split_cycle(piece)[0])
         # An unknown word after a complete part is a misspelt name, not an item of a list.
         begins = match is not None and (match["name"] in kinds or not parts or "=" not in split_cycle(parts[-1])[-1])

@@ -46,7 +46,7 @@ def parse_tokens(text: str | Spec) -> Spec | None:
     """Parse `tome:r=8` into its name and typed options, `none` or an empty text into None; errors list what exists."""
     if isinstance(text, Spec):
         return text
-    if text.strip() in ("", NONE):
+    if specs.as_text(text, "token reducer").strip() in ("", NONE):
         return None
     return specs.parse(text, {name: cls.Options for name, cls in _REDUCERS.items()}, "token reducer")
 

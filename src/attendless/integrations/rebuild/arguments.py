@@ -18,6 +18,7 @@ from ...backbones.positions import FourierPositions, LearnedPositions
 from ...backbones.stem import HalvingEmbed, Merge
 from ...backbones.stemmed import ConvStem
 from ...errors import UserError
+from ..user_code import check_projections
 
 _HOMES: dict[str, Any] = {"nn": nn, "timm": timm.layers}
 
@@ -153,6 +154,7 @@ def _check_parts(model: Any) -> None:
             raise UserError(f"blocks.{i} is a {type(block).__name__}: only timm's pre-norm Block is supported")
         if type(block.attn) is not TimmAttention and not isinstance(block.attn, Attention):
             raise UserError(f"blocks.{i}.attn is a {type(block.attn).__name__}: only timm's Attention is supported")
+        check_projections(block.attn, f"blocks.{i}.attn")
 
 
 def _present(module: nn.Module) -> bool:

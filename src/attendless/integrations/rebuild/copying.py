@@ -13,6 +13,7 @@ from ...errors import UserError
 from ...sizes import image_config
 from ..discovery import exchangeable, find_in_place, why_none
 from ..support import convertible
+from ..user_code import refuse_user_code
 from . import hf_weights
 from .architecture import Description, describe
 
@@ -25,6 +26,7 @@ def backbone_copy(model: nn.Module, *, in_place: bool = False) -> nn.Module:
     most models of Hugging Face.
     """
     if hf_weights.supports(model):
+        refuse_user_code(model)
         return hf_weights.columnar(model)
     if exchangeable(model):
         return copy.deepcopy(model)
@@ -46,6 +48,7 @@ def backbone_copy(model: nn.Module, *, in_place: bool = False) -> nn.Module:
 
 def _described(model: VisionTransformer) -> Description:
     try:
+        refuse_user_code(model, carried=replaced_outputs(model))
         return describe(model)
     except UserError as error:
         patch = "; attendless.patch exchanges its attentions in place"

@@ -12,6 +12,7 @@ from ...backbones import Backbone
 from ...backbones.block import create_like, frozen_alike
 from ...sizes import Size, input_size
 from ..slot import Slot
+from ..user_code import check_projections, refuse_user_code
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +30,13 @@ class BlockAttention:
         return self.attn.state_dict(keep_vars=True)
 
     def make(self, slot: Slot, spec: Spec) -> Attention:
+        check_projections(self.attn, f"{slot.name}.attn")
         made = frozen_alike(create_like(self.attn, spec, slot.grid.whole()), self.attn)
         made.check(slot.grid)
         return made
 
     def put(self, slot: Slot, attention: Attention) -> None:
+        refuse_user_code(self.attn, f"{slot.name}.attn")
         self.block.attn = attention
 
     def restore(self, slot: Slot) -> None:

@@ -19,6 +19,7 @@ from ...backbones.cost import weight_macs
 from ...errors import UserError
 from ...sizes import Size, input_size
 from ..slot import Slot
+from ..user_code import check_projections, refuse_user_code
 from .blocks import KINDS, Kind, TimmBlock
 
 
@@ -32,6 +33,7 @@ def find(model: nn.Module, size: Size | None = None) -> list[Slot]:
     found = []
     for name, grid in kind.layers(model, own):
         block: Any = model.get_submodule(name)
+        check_projections(block.attn, f"{name}.attn")
         convolution = getattr(block, "local_mp", None)
         other = 0 if convolution is None else weight_macs(convolution, grid.tokens)
         others = Macs(mlp=weight_macs(block.mlp, grid.tokens), other=other)
@@ -92,9 +94,11 @@ class BlockExchange:
         return frozen_alike(ours.train(attn.training), attn)
 
     def put(self, slot: Slot, attention: Attention) -> None:
+        refuse_user_code(self.attn, f"{slot.name}.attn")
         if isinstance(self.block, TimmBlock):
             self.block.attn = attention
         else:
+            refuse_user_code(self.block, slot.name, inside=False)
             self.original = self.block
             self.blocks[self.index] = self.kind.block(self.block, attention)
 

@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from ...attention import Attention, Macs, Spec, create
 from ...backbones.block import frozen_alike, take_weights
 from ...backbones.cost import weight_macs
+from ...backbones.probe import replaced
 from ...errors import UserError
 from ...sizes import Size, input_size
 from ...sparse.full import macs as full_macs
 from ..grid_tracking import TokenGrid
 from ..slot import Slot
 from ..support import timm_models
+from ..user_code import check_projections
 from .adapted import Adapted, AdaptedTokens, adapted_modules, put, take_out
 from .attentions import adapted_class
 from .owners import Site, refused, sites, turn
@@ -44,10 +46,20 @@ def _slot(model: nn.Module, path: str, site: Site) -> Slot:
     entering, leaving = site.entering or site.grid.tokens, site.leaving or site.grid.tokens
     rest = weight_macs(block, entering) - weight_macs(module, entering) - weight_macs(mlp, entering)
     others = Macs(mlp=weight_macs(mlp, leaving), other=rest)
+    if not _readable(module):
+        check_projections(module, path)
     adapter = InPlace(module, site.owner, site.windows)
     return Slot(
         name, site.grid, model, adapter, input_size(site.owner), others, site.fixed, folds=adapter.adapted.folds
     )
+
+
+def _readable(module: Any) -> bool:
+    """Whether the projections state their widths and hold floating weights, as adapters such as peft's LoRA do."""
+    first = module.qkv if module.qkv is not None else module.q_proj
+    weight = next(module.parameters(), None)
+    stated = hasattr(first, "in_features") and hasattr(module.proj, "in_features")
+    return stated and weight is not None and weight.is_floating_point()
 
 
 class InPlace:
@@ -91,6 +103,11 @@ class InPlace:
         return ours
 
     def put(self, slot: Slot, attention: Attention) -> None:
+        if replaced(self.module):
+            raise UserError(
+                f"the attention in {slot.name} has a `forward` of its own, which would run in place of "
+                f"{attention.spec}: delete that attribute first"
+            )
         put(self.module, self.adapted, attention, self._where() if issubclass(self.adapted, AdaptedTokens) else None)
 
     def restore(self, slot: Slot) -> None:
