@@ -187,7 +187,7 @@ def test_a_failed_save_leaves_the_old_file(saved, tmp_path: Path, monkeypatch: p
     def fail(*args: object, **kwargs: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(storage, "save_file", fail)
+    monkeypatch.setattr(storage, "_safetensors", fail)
     with pytest.raises(OSError, match="disk full"):
         save(saved[1], path)
     assert path.read_bytes() == before

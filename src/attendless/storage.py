@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -16,13 +17,31 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from .errors import UserError
 
 #: Paths that name an open stream of this process, and the number of the stream.
 _STREAM = re.compile(r"/dev/(?P<name>stdout|stderr)|/(?:dev|proc/self)/fd/(?P<number>\d+)")
+#: The types of tensors in a safetensors file.
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.bool: "BOOL",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.complex64: "C64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+}
 #: The system error in a message of safetensors.
 _SYSTEM_ERROR = re.compile(r"\(os error (\d+)\)")
 
@@ -112,18 +131,43 @@ def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     """A digest of a text and of every tensor's name, type, shape and bytes."""
     found = hashlib.blake2b(text.encode(), digest_size=32)
     for name in sorted(tensors):
-        value = tensors[name].detach().cpu().contiguous()
+        value = tensors[name]
         found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        if value.numel():
-            data: Any = value.reshape(-1).view(torch.uint8).numpy()
-            found.update(data)
+        found.update(_bytes(value))
     return found.hexdigest()
+
+
+def _bytes(value: Tensor) -> Any:
+    """The bytes of a tensor, as a buffer."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy() if flat.numel() else b""
 
 
 def write_described(path: str | Path, kind: str, text: str, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors with a text that describes them, stored under the key `kind`, and a digest of both."""
-    with atomic(path) as temporary:
-        save_file(dict(tensors), temporary, metadata={kind: text, "digest": digest(text, tensors)})
+    about = {kind: text, "digest": digest(text, tensors)}
+    with atomic(path) as temporary, temporary.open("wb") as file:
+        for part in _safetensors(tensors, about):
+            file.write(part)
+
+
+def _safetensors(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> Iterator[Any]:
+    """The parts of a safetensors file. The same tensors give the same bytes: safetensors' own writer orders the
+    metadata differently each time."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # large elements first: aligned
+    header: dict[str, Any] = {"__metadata__": dict(about)}
+    end = 0
+    for name in names:
+        value, start = tensors[name], end
+        if value.dtype not in _TYPES:
+            raise UserError(f"{name} is of type {value.dtype}, which safetensors files do not hold")
+        end += value.numel() * value.element_size()
+        header[name] = {"dtype": _TYPES[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little") + text
+    for name in names:
+        yield _bytes(tensors[name])
 
 
 def metadata(path: str | Path) -> dict[str, str]:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention, attentions
-from ..errors import UserError, unknown
+from ..errors import UserError, printable, unknown
 from ..integrations.rebuild.architecture import Blueprint, blueprint
-from ..integrations.weights import check_finite
+from ..integrations.rebuild.limits import at_most, layers_of
+from ..integrations.weights import check_finite, other_kind
 from ..plugins import source_of
+from ..preparation import absurd
 from ..sizes import image_config, set_image_config
 from ..storage import read_described, write_described
 from ..tokens import Reducer, reducers
@@ -104,19 +106,45 @@ def load(path: str | Path) -> nn.Module:
     text, tensors = _read(path)
     header = _header(path, text)
     _check_plugins(path, header)
+    check_finite(tensors.items(), f"the weights in {str(path)!r} are damaged")
     try:
-        model = _on_task(Blueprint.from_dict(header).build(), header.get("task"))
+        model = _build(header, tensors)
     except UserError as error:
         raise UserError(f"{str(path)!r} cannot be built here: {error}") from None
     except Exception as error:  # constructors raise many types for wrong arguments
-        raise UserError(f"{str(path)!r} does not describe a model that can be built: {error!r}") from None
-    _check_names(path, model.state_dict(), tensors)
-    check_finite(tensors.items(), f"the weights in {str(path)!r} are damaged")
+        told = repr(error)[:300]
+        raise UserError(f"{str(path)!r} does not describe a model that can be built: {told}") from None
     # Copies, because tensors of a file may be unaligned in memory, and unaligned weights may round differently.
     model.load_state_dict({name: value.clone() for name, value in tensors.items()}, assign=True)
     preparation = {k: tuple(v) if isinstance(v, list) else v for k, v in header.get("preparation", {}).items()}
     set_image_config(model, preparation)
     return model.eval()
+
+
+def _build(header: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    """Build the model of a header whose weights are the tensors of its file.
+
+    The model is built on the meta device first and compared with the tensors, so that a small file cannot ask for more
+    memory than its tensors take.
+    """
+    plan = Blueprint.from_dict(header)
+
+    def build() -> nn.Module:
+        with at_most(len(tensors)):
+            return _on_task(plan.build(), header.get("task"))
+
+    if layers_of(plan) > len(tensors):
+        raise UserError(f"the header describes {layers_of(plan):,} layers, but the file holds {len(tensors):,} tensors")
+    try:
+        with torch.device("meta"):
+            empty = build().state_dict()
+    except (RuntimeError, NotImplementedError):  # some constructors read values of tensors
+        empty = None
+    if empty is not None:
+        _check_names(empty, tensors)
+    model = build()
+    _check_names(model.state_dict(), tensors)
+    return model
 
 
 def read_header(path: str | Path) -> dict[str, Any]:
@@ -196,10 +224,10 @@ def _read(path: str | Path) -> tuple[str, dict[str, Tensor]]:
 
 def _header(path: str | Path, text: str) -> dict[str, Any]:
     try:
-        header = json.loads(text)
+        header = printable(json.loads(text))
         version = int(header["format"])
         sound = all(isinstance(header.get(name, {}), dict) for name in ("versions", "plugins", "preparation"))
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         sound = False
     if not sound:
         raise UserError(f"{str(path)!r} has a header that cannot be read")
@@ -208,10 +236,12 @@ def _header(path: str | Path, text: str) -> dict[str, Any]:
         raise UserError(
             f"{str(path)!r} was written by attendless {written} in format {version}; this one reads up to {FORMAT}"
         )
+    if why := absurd(header.get("preparation", {})):
+        raise UserError(f"{str(path)!r} has a header that cannot be used: {why}")
     return _as_meant(header)
 
 
-def _check_names(path: str | Path, own: dict[str, Tensor], found: dict[str, Tensor]) -> None:
+def _check_names(own: dict[str, Tensor], found: dict[str, Tensor]) -> None:
     wrong = [f"{name} is missing" for name in own.keys() - found.keys()]
     wrong += [f"{name} is unexpected" for name in found.keys() - own.keys()]
     wrong += [
@@ -219,5 +249,6 @@ def _check_names(path: str | Path, own: dict[str, Tensor], found: dict[str, Tens
         for name in own.keys() & found.keys()
         if own[name].shape != found[name].shape
     ]
+    wrong += other_kind(own, found)
     if wrong:
-        raise UserError(f"{str(path)!r}: its weights do not fit the model it describes: {sorted(wrong)[0]}")
+        raise UserError(f"its weights do not fit the model it describes: {sorted(wrong)[0]}")

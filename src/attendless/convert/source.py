@@ -66,7 +66,7 @@ def open_model(
     target = None if size is None else parse_size(size)
     path = Path(model)
     if _on_disk(model):
-        built = load(path) if path.is_file() else hf_weights.open_folder(path)
+        built = (load(path) if path.is_file() else hf_weights.open_folder(path)).float()  # as images are
         if hasattr(built, "task") and not tasks:
             raise UserError(
                 f"{str(model)!r} holds a model for {built.task}: `eval`, `predict` and `train` take it, and "

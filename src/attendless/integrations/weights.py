@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
@@ -26,7 +25,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
-        except (SafetensorError, OSError) as error:
+        except Exception as error:  # a damaged header can make the reader fail in any way
             raise UserError(f"weights {str(path)!r} are damaged or not a safetensors file: {error}") from None
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
@@ -44,9 +43,23 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
 def check_finite(tensors: Iterable[tuple[str, Tensor]], whose: str) -> None:
     """Raise if any of the named tensors holds NaN or infinity."""
     for name, value in tensors:
-        if value.is_floating_point() and not value.is_meta and not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value)).sum())
+        if not value.is_floating_point() or value.is_meta:
+            continue
+        finite = torch.isfinite(value if value.element_size() > 1 else value.float())  # no test for 8-bit floats
+        if not bool(finite.all()):
+            bad = int((~finite).sum())
             raise UserError(f"{whose}: {name} holds NaN or infinity ({bad} of {value.numel()} values)")
+
+
+def other_kind(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> list[str]:
+    """Say of each tensor of a wrong kind what it is: real floating-point weights are expected where the model has them,
+    and plain tensors everywhere."""
+    wrong = [f"{name} is {value.layout}" for name, value in given.items() if value.layout is not torch.strided]
+    return wrong + [
+        f"{name} is {value.dtype}, and floating-point numbers are expected"
+        for name, value in given.items()
+        if name in own and own[name].is_floating_point() and not value.is_floating_point()
+    ]
 
 
 def reset_classifier(model: nn.Module, num_classes: int) -> None:
@@ -62,10 +75,17 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], num_classes: int 
     fit keeps its initial weights. Everything else must fit.
     """
     heads = _classifiers(model)
-    found = next((weights[f"{head}.weight"].shape[0] for head in heads if f"{head}.weight" in weights), None)
+    rows = [weights[name].shape for head in heads if (name := f"{head}.weight") in weights and weights[name].ndim]
+    found = rows[0][0] if rows else None
     if found is not None and num_classes is None and found != model.num_classes:
         reset_classifier(model, found)
-    adapted = _adapt(model, weights)
+    try:
+        adapted = _adapt(model, weights)
+    except UserError:
+        raise
+    except Exception as error:  # timm resamples and renames before it looks at what it has
+        told = f"{type(error).__name__}: {error}"[:200]
+        raise UserError(f"these weights do not fit the model: they are of another one ({told})") from None
     own = model.state_dict()
     excused = tuple(f"{head}." for head in heads) if num_classes is not None else ()
     if num_classes is not None:
@@ -77,6 +97,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], num_classes: int 
         for name, value in adapted.items()
         if name in own and not _fits(own, name, value)
     ]
+    wrong += other_kind(own, adapted)
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise UserError(f"these weights do not fit the model: {wrong[0]}{more}")

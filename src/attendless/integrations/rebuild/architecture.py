@@ -225,6 +225,8 @@ def blueprint(model: Any) -> Blueprint:
 
 
 def _by_name(name: str, num_classes: int, size: list[int]) -> nn.Module:
+    if not timm.is_model(name):  # timm would fetch `hf-hub:…` and open `local-dir:…`
+        raise UserError(f"unknown model {name!r}: expected a name that timm or attendless registers")
     model = timm.create_model(name, num_classes=num_classes)
     if input_size(model) != tuple(size):
         resize(model, (size[0], size[1]))
