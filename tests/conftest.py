@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 # Decisions in tests must not hang on how busy the machine is: nothing is timed unless a test asks for it.
 os.environ.setdefault("ATTENDLESS_CHOOSE", "off")
+
+# Tests import runtimes directly, which would report their use and leave ids in the home folder.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+_modules: dict[str, Any] = sys.modules
+_modules.setdefault("openvino_telemetry", None)
 
 
 #: What chromium needs in a container, and what keeps it from calling home.

@@ -10,32 +10,9 @@ import pytest
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 #: From the bottom up. A new part gets its line here; what may import what follows from where it stands.
 ORDER = (
-    *(
-        "version",
-        "errors",
-        "preparation",
-        "palette",
-        "options",
-        "storage",
-        "ownership",
-        "sizes",
-        "randomness",
-        "plugins",
-        "compiled",
-    ),
-    *(
-        "stamp",
-        "cluster",
-        "data",
-        "sparse",
-        "attention",
-        "tokens",
-        "backbones",
-        "check",
-        "integrations",
-        "convert",
-        "measure",
-    ),
+    *("version", "errors", "preparation", "palette", "options", "storage", "ownership", "sizes", "randomness"),
+    *("plugins", "compiled", "stamp", "cluster", "data", "sparse", "attention", "tokens", "backbones", "check"),
+    *("integrations", "convert", "measure"),
     *("huggingface", "optimize", "train", "dense", "maps", "show", "export", "predict", "serve", "hub"),
     *("__init__", "__main__"),
 )
