@@ -4,10 +4,14 @@ with its fused attention, in one interleaved benchmark with the others. The maxi
 A saved file is measured as it is. A model given by name is converted as `attendless convert` does: layers for which
 sparser attention is not faster at a size stay full, and the row reports it.
 
+An exported file (.onnx, .xml, .pt2) is timed in its own runtime, interleaved with the original model in eager PyTorch
+if its description names a model that can be built here.
+
 examples:
   attendless bench deit_tiny_patch16_224 --attention full foveal:keep=0.1 --size 224 384 1024
   attendless bench deit_tiny_patch16_224 --tokens tome:r=8 --size 224 --threads 1
   attendless bench fast.safetensors --threads 1 --json bench.json
+  attendless bench fast.xml --threads 1
   attendless bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384 --runtime eager compile onnx openvino
   attendless bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384 512 768 1024 --plot cost.png
 """
@@ -49,6 +53,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from attendless.export.file_model import is_exported
+
+    if is_exported(args.model):
+        _run_file(args)
+    else:
+        _run(args)
+
+
+def _run_file(args: argparse.Namespace) -> None:
+    """Time an exported file."""
+    from attendless.errors import UserError
+    from attendless.export.file_model import bench_file
+    from attendless.measure.timing import Conditions
+    from attendless.sizes import size_text
+    from attendless.stamp import stamp_line
+
+    if len(args.size) > 1 or len(args.runtime) > 1 or args.plot:
+        raise UserError(f"{args.model!r} has one size and one runtime: --size and --runtime take one, --plot none")
+    arguments.use_threads(args)
+    fixed = {
+        name: getattr(args, name) for name in ("weights", "pretrained", "attention", "tokens", "predictor", "readout")
+    }
+    fixed |= {"size": next(iter(args.size), None), "runtime": next(iter(args.runtime), None)}
+    with output.steps() as say:
+        how = Conditions(batch=args.batch, threads=args.threads, budget=args.budget, seed=args.seed, progress=say)
+        found = bench_file(args.model, how, **fixed)
+    row = found.as_dict()
+    columns = ("runtime", "precision", "attention", "size", "ms", "original, eager", "verdict")
+    cells = (row["runtime"], row["precision"], found.file.label, size_text(tuple(row["size"])))
+    times = (f"{found.latency_ms:.2f}", _number(found.original_ms, 2), found.verdict)
+    title = f"{args.model} ({row['model']}) · batch {found.batch}"
+    output.print_table(title, columns, [(*cells, *times)], note=stamp_line(found.stamp))
+    output.write_json(args.json, {"rows": [row]})
+
+
+def _run(args: argparse.Namespace) -> None:
     from attendless.measure.bench import bench_rows
     from attendless.measure.plot import plot, slopes
     from attendless.measure.timing import Conditions

@@ -5,11 +5,15 @@ attention is measured as given, and a saved file as it is, also where sparser at
 Folders are matched to the model's classes by the names stored in its file, by ImageNet's (n01440764), by class index,
 or, if the model stores no names, in sorted order; a subset of the classes is enough. With --no-labels any folder works.
 
+An exported file (.onnx, .xml, .pt2) is measured in its own runtime with its stored preprocessing, and compared with the
+original model if it was made from a saved file that is still there, or if --weights F gives the original's weights.
+
 A detector or segmentor from `train --task` is measured by COCO's average precision, or by mean intersection over union.
 
 examples:
   attendless eval deit_tiny_patch16_224 --weights deit.safetensors --data imagenet/val --attention foveal:keep=0.1
   attendless eval fast.safetensors --data photos/ --no-labels --size 384 --crop-pct 1.0
+  attendless eval fast.xml --data imagenet/val --weights deit.safetensors
   attendless eval runs/pets/best.safetensors --data pets --attention full foveal:keep=0.25
 """
 
@@ -46,12 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from attendless.convert import open_model
     from attendless.data.labels import NO_LABELS, match_labels
     from attendless.data.opening import open_data
     from attendless.errors import UserError
     from attendless.measure.accuracy import evaluate, preprocessing
-    from attendless.measure.macs import count
     from attendless.sizes import input_size
 
     arguments.use_threads(args)
@@ -60,14 +62,13 @@ def run(args: argparse.Namespace) -> int:
     if args.several_scales:
         raise UserError("--several-scales is for segmentation")
     source = open_data(args.data, "val", labels=not args.no_labels)
-    model = open_model(args.model, weights=args.weights, pretrained=args.pretrained, size=args.size)
+    model, dense, models, missing = _opened(args)
     labels = NO_LABELS if args.no_labels else match_labels(source.classes, model)
-    dense, models = variants(model, args.attention, args.tokens, args.predictor, args.readout)
     size = args.size or input_size(model)
     skipped: list[str] = []
     with output.progress("images", min(args.images or len(source), len(source))) as step:
         found = evaluate(
-            dense,
+            model if dense is None else dense,
             models,
             source,
             preprocessing(model, size, args.crop_pct),
@@ -79,18 +80,34 @@ def run(args: argparse.Namespace) -> int:
             on_skip=skipped.append,
         )
     about = {"model": args.model, "weights": _weights(args), "size": list(size), "labels": labels.how}
+    alone = {} if dense is not None else dict.fromkeys(("agreement", "difference", "difference_ci"))
     rows = [
-        about | _made(models[name]) | {"macs": count(models[name], size).as_dict(), "of": len(source)} | vars(accuracy)
+        about | _made(models[name], size) | {"of": len(source)} | vars(accuracy) | alone
         for name, accuracy in found.items()
     ]
     columns = ("attention", "top-1", "95 %", "top-5", "vs dense", "95 %", "agreement", "core MACs", "images/s")
-    output.print_table(_title(args.data, rows[0]), columns, [_cells(row) for row in rows], note=_note(rows[0]))
+    output.print_table(_title(args.data, rows[0]), columns, [_cells(row) for row in rows], note=_note(rows[0], missing))
     for reason in skipped[:5]:
         print(f"skipped: {reason}", file=sys.stderr)
     if skipped:
         print(f"{len(skipped)} of {len(source)} images could not be read", file=sys.stderr)
     output.write_json(args.json, {"rows": rows})
     return 1 if skipped else 0
+
+
+def _opened(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
+    """The model, the original or None, the variants by their texts, and why there is no original."""
+    from attendless.convert import open_model
+    from attendless.export.file_model import is_exported, open_file_model, original_of
+
+    changes = {name: getattr(args, name) for name in ("attention", "tokens", "predictor", "readout")}
+    opening = {"weights": args.weights, "pretrained": args.pretrained}
+    if not is_exported(args.model):
+        model = open_model(args.model, **opening, size=args.size)
+        return model, *variants(model, *changes.values()), ""
+    file = open_file_model(args.model, threads=args.threads, size=args.size, **changes)
+    dense, why = original_of(file.description, **opening)
+    return file, dense, {file.label: file}, why
 
 
 def variants(
@@ -123,17 +140,28 @@ def variants(
     return dense, dict(asked.values())
 
 
-def _made(model: Any) -> dict[str, Any]:
-    """The attention and token reducer of a variant."""
+def _made(model: Any, size: tuple[int, int]) -> dict[str, Any]:
+    """What a variant is made of, and where it runs. The MACs of an exported file are not known."""
+    from attendless.export.file_model import FileModel
+    from attendless.measure.macs import count
+    from attendless.measure.measurement import precision_of
     from attendless.measure.subject import attention_of, tokens_of
 
-    return {"attention": attention_of(model), "tokens_spec": tokens_of(model) or None}
+    if isinstance(model, FileModel):
+        about = model.description
+        made = {"attention": about.attention, "tokens_spec": about.tokens or None, "macs": None}
+        return made | {"runtime": model.runtime, "precision": model.precision}
+    made = {"attention": attention_of(model), "tokens_spec": tokens_of(model) or None}
+    return made | {"macs": count(model, size).as_dict(), "runtime": "eager", "precision": precision_of(model)}
 
 
 def _weights(args: argparse.Namespace) -> str:
     """Where the weights come from."""
     from attendless.convert.source import random_weights
+    from attendless.export.file_model import is_exported
 
+    if is_exported(args.model):
+        return args.model
     if random_weights(args.model, weights=args.weights, pretrained=args.pretrained):
         return "random"
     return args.weights or ("pretrained" if args.pretrained else args.model)
@@ -143,7 +171,8 @@ def _title(data: str, row: dict[str, Any]) -> str:
     model = f"{row['model']} with random weights" if row["weights"] == "random" else row["model"]
     tried = row["images"] + row["skipped"]
     some = "" if tried == row["of"] else f" (of {row['of']}, evenly spread)"
-    return f"{model} · {row['size'][0]}x{row['size'][1]} px · {row['images']} images{some} of {data}"
+    where = "" if row["runtime"] == "eager" else f" · {row['runtime']} · {row['precision']}"
+    return f"{model}{where} · {row['size'][0]}x{row['size'][1]} px · {row['images']} images{some} of {data}"
 
 
 #: How folders were matched to classes.
@@ -156,13 +185,17 @@ LABELS = {
 }
 
 
-def _note(row: dict[str, Any]) -> str:
+def _note(row: dict[str, Any], missing: str = "") -> str:
     random = "The weights are random: these numbers say nothing about a trained model. Give --weights F.\n"
     return (
         f"{random if row['weights'] == 'random' else ''}{LABELS[row['labels']]}\n"
-        "vs dense: points of top-1 against the dense model on the same images. agreement: share of images with the "
-        "dense model's answer.\n"
-        "images/s counts the model alone; compare speeds with `attendless bench`, which takes turns."
+        + (
+            f"No comparison with the original model: {missing}.\n"
+            if missing
+            else "vs dense: points of top-1 against the original model on the same images. agreement: share of images "
+            "with the original model's prediction.\n"
+        )
+        + "images/s counts the model alone; compare speeds with `attendless bench`, which takes turns."
     )
 
 
@@ -182,7 +215,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
         number(row["top5"], ".2f"),
         number(row["difference"], "+.2f"),
         interval(row["difference_ci"], "+.2f"),
-        f"{row['agreement']:.3f}",
-        output.millions(row["macs"]["core"]),
+        number(row["agreement"], ".3f"),
+        "–" if row["macs"] is None else output.millions(row["macs"]["core"]),
         f"{row['throughput']:.1f}",
     )

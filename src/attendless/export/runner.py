@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..convert import open_model
@@ -51,18 +53,33 @@ class Runner:
     def batch(self) -> int | None:
         return self.description.batch
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Logits [B, classes], or the last map of features [B, C, h, w]."""
+    def __call__(self, images: Tensor | NDArray[Any]) -> Tensor:
+        """Normalised images, a tensor or NumPy array → logits [B, classes], or the last feature map [B, C, h, w]."""
         return self.outputs(images)[-1]
 
-    def outputs(self, images: Tensor) -> tuple[Tensor, ...]:
+    def outputs(self, images: Tensor | NDArray[Any]) -> tuple[Tensor, ...]:
         """Every output: one, but for the levels of a pyramid's features, the finest first."""
+        images = _tensor(images)
         expected = (self.channels, *self.size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected or not len(images):
             raise UserError(f"images of shape {list(images.shape)} were given, [batch, {str(expected)[1:-1]}] expected")
         if self.batch is not None and len(images) != self.batch:
             raise UserError(f"{len(images)} images were given; this file takes {self.batch} at once, no more, no less")
         return self.run(images.float())
+
+
+def _tensor(images: object) -> Tensor:
+    """Images of any floating type as a tensor."""
+    found = (
+        torch.from_numpy(images.copy()) if isinstance(images, numpy.ndarray) and images.dtype.kind in "fiub" else images
+    )
+    if not isinstance(found, Tensor):
+        raise UserError(f"images were given as {type(images).__name__}: expected a tensor or a NumPy array of floats")
+    if not found.is_floating_point():
+        raise UserError(
+            f"images of {found.dtype} were given: expected floats, normalised with the description's mean and std"
+        )
+    return found
 
 
 def open_runner(

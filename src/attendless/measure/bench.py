@@ -28,7 +28,7 @@ from ..integrations.discovery import exchangeable
 from ..sizes import input_size, model_name, parse_size
 from .amdahl import time_share
 from .macs import count
-from .measurement import Measurement, Performance, Setup, SpeedLimit
+from .measurement import Measurement, Performance, Setup, SpeedLimit, precision_of
 from .runtime import find_runtimes
 from .runtime_table import EAGER, Table, time_across
 from .subject import (
@@ -221,6 +221,7 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
         left_full=left.count,
         left=left.words,
         runtime="compile" if how.compile else timed.runtime,
+        precision=precision_of(model),
         compiled=how.compile,
         seed=how.seed,
     )

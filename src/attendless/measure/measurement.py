@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import nn
+
 from ..attention import Macs, cap
 from ..stamp import stamp_line
 from .clock import Comparison
@@ -34,6 +37,7 @@ class Setup:
     left_full: int = 0
     left: str = ""
     runtime: str = "eager"
+    precision: str = "fp32"
     compiled: bool = False
     seed: int = 0
 
@@ -120,16 +124,8 @@ class Measurement:
 
     @property
     def verdict(self) -> str:
-        """The comparison in words; a difference is claimed only if it is statistically significant."""
-        ratio, (low, high) = self.speedup, self.compared.quartiles
-        quartiles = f"IQR {low:.2f}–{high:.2f}"
-        if not self.compared.enough:
-            return f"too few rounds for a verdict within the budget: {self.compared.pairs} (median {ratio:.2f}×)"
-        if not self.compared.distinguishable:
-            return f"not distinguishable from the baseline ({ratio:.2f}×, {quartiles})"
-        if ratio > 1:
-            return f"{ratio:.2f}× faster ({quartiles})"
-        return f"{1 / ratio:.2f}× slower (speed-up {ratio:.2f}, {quartiles})"
+        """The comparison in words."""
+        return verdict(self.compared)
 
     def as_dict(self) -> dict[str, Any]:
         """The row as flat JSON, without the stamp. Keys that begin with `dense_` are the baseline's."""
@@ -184,6 +180,25 @@ class Measurement:
         }
         body = [f"  {name:<14}{text}" for name, text in lines.items() if text]
         return "\n".join([" · ".join(filter(None, title)), *body])
+
+
+def precision_of(model: nn.Module) -> str:
+    """The precision of a model's weights: fp32, bf16 or fp16."""
+    dtype = next((value.dtype for value in model.parameters()), torch.float32)
+    return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}.get(dtype, "fp32")
+
+
+def verdict(compared: Comparison) -> str:
+    """A comparison in words; a difference is claimed only if it is statistically significant."""
+    ratio, (low, high) = compared.ratio, compared.quartiles
+    quartiles = f"IQR {low:.2f}–{high:.2f}"
+    if not compared.enough:
+        return f"too few rounds for a verdict within the budget: {compared.pairs} (median {ratio:.2f}×)"
+    if not compared.distinguishable:
+        return f"not distinguishable from the baseline ({ratio:.2f}×, {quartiles})"
+    if ratio > 1:
+        return f"{ratio:.2f}× faster ({quartiles})"
+    return f"{1 / ratio:.2f}× slower (speed-up {ratio:.2f}, {quartiles})"
 
 
 def made_of(attention: str, tokens: str | None) -> str:
