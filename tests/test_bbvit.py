@@ -99,6 +99,49 @@ def test_its_vit() -> None:
     assert isinstance(model.blocks[0].attn.proj, nn.Linear)
 
 
+@pytest.mark.parametrize(("name", "attention"), [("bbvit_tiny", "WG"), ("bbvit_vit_tiny", "full")])
+def test_dropout_in_training(name: str, attention: str) -> None:
+    """BBViT's attention drops nothing; its ViT drops weights and outputs. Both drop embeddings and twice in the MLP."""
+    sparse = attention != "full"
+    model = made(by_keys(attention, BLOCK) if sparse else "full", name).train()
+    w, images = dict(model.named_parameters()), torch.randn(2, 3, 28, 28, dtype=torch.float64)
+
+    def linear(x: Tensor, part: str) -> Tensor:
+        return F.linear(x, w[f"{part}.weight"], w.get(f"{part}.bias"))
+
+    def norm(x: Tensor, part: str) -> Tensor:
+        return F.layer_norm(x, (16,), w[f"{part}.weight"], w[f"{part}.bias"])
+
+    allowed = torch.tensor([[sees(attention, i, j) for j in range(TOKENS)] for i in range(TOKENS)])
+    torch.manual_seed(3)
+    x = F.conv2d(images, w["patch_embed.proj.weight"], w["patch_embed.proj.bias"], 4).flatten(2).mT
+    x = F.dropout(torch.cat([w["cls_token"].expand(2, -1, -1), x], 1) + w["pos_embed"], 0.1)
+    for layer in ("blocks.0", "blocks.1"):
+        q, k, v = linear(norm(x, f"{layer}.norm1"), f"{layer}.attn.qkv").view(2, TOKENS, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        weights = (q @ k.mT / math.sqrt(8)).masked_fill(~allowed, -math.inf).softmax(-1)
+        out = (weights if sparse else F.dropout(weights, 0.1)) @ v
+        out = out.transpose(1, 2).flatten(2)
+        x = x + (out if sparse else F.dropout(linear(out, f"{layer}.attn.proj"), 0.1))
+        hidden = F.dropout(F.gelu(linear(norm(x, f"{layer}.norm2"), f"{layer}.mlp.fc1")), 0.1)
+        x = x + F.dropout(linear(hidden, f"{layer}.mlp.fc2"), 0.1)
+    expected = linear(norm(x.mean(1), "fc_norm"), "head")
+    torch.manual_seed(3)
+    found = model(images)
+    torch.testing.assert_close(found, expected)
+    weight, parameters = torch.randn_like(expected), list(w.values())
+    for ours, theirs in zip(
+        *(torch.autograd.grad((answer * weight).sum(), parameters) for answer in (found, expected)), strict=True
+    ):
+        assert (ours - theirs).norm() <= 1e-6 * theirs.norm()
+
+
+def test_a_saved_model_keeps_its_dropout(tmp_path: Path) -> None:
+    model = made(by_keys("WG", BLOCK))
+    attendless.save(model, tmp_path / "model.safetensors")
+    block = attendless.load(tmp_path / "model.safetensors").blocks[0]
+    assert (block.attn.proj_drop.p, block.mlp.drop1.p, block.mlp.drop2.p) == (0, 0.1, 0.1)
+
+
 @pytest.mark.parametrize(
     ("name", "dim", "depth", "patch", "bare"),
     [

@@ -3,16 +3,19 @@
     out = BN(Θ softmax(q kᵀ / √D)) v        Θ [H, H] a 1 × 1 convolution over the heads, BN a batch norm of each head
 
 The maps of a ViT's deep layers become similar; mixing heads creates new maps. In a pretrained model Θ starts as the
-identity; BN is the identity at the start only in evaluation.
+identity; BN is the identity at the start only in evaluation. `scale` divides the maps after BN by √D, as the authors'
+code does in DeepViT-S and -L, but not in its models of 16, 24 and 32 blocks.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .. import options
 from ..sparse.backend import Choice
 from .interface import Attention
 from .registry import register
@@ -38,9 +41,16 @@ class Reattend(nn.Module):
         return self.bn(self.conv(flat)).view_as(weights)
 
 
+@dataclasses.dataclass(frozen=True)
+class ReattentionOptions(options.Options):
+    scale: bool = options.option(False, "divide the mixed maps by the square root of the head width")
+
+
 @register
 class Reattention(Attention):
     name = "reattention"
+    Options = ReattentionOptions
+    examples = ("reattention", "reattention:scale")
     provides = frozenset({"scores", "keys"})
     takes = frozenset({"residual"})
     rows_sum_to_one = False
@@ -54,9 +64,9 @@ class Reattention(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         scores = self.scale * q @ k.transpose(-2, -1)
         scores = scores if context.residual is None else scores + context.residual
-        weights = self.reattn(torch.softmax(scores, dim=-1))
-        out = torch.dropout(weights, self.dropout, self.training) @ v
-        return out, context.replace(scores=scores)
+        weights = self.reattn(torch.dropout(torch.softmax(scores, dim=-1), self.dropout, self.training))
+        weights = weights * self.scale if self.options.scale else weights
+        return weights @ v, context.replace(scores=scores)
 
     def core_macs(self, grid: Grid) -> int:
         return grid.tokens**2 * (2 * self.attn_dim + self.num_heads**2)

@@ -6,6 +6,7 @@ from .base import Backbone
 from .bbvit import BBViT
 from .ceit import CeiT
 from .columnar import Columnar, ColumnarDistilled
+from .deepvit import DeepViT
 from .lvvit import LVViT
 from .models import MODELS
 from .pyramid import Pyramid
@@ -18,6 +19,7 @@ __all__ = [
     "CeiT",
     "Columnar",
     "ColumnarDistilled",
+    "DeepViT",
     "LVViT",
     "Pyramid",
     "Stemmed",

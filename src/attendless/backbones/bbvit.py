@@ -2,8 +2,9 @@
 
 Its released code differs from its ViT in more than the attention, and from a usual ViT in other ways:
 
-    BBViT         q, k and v with biases, and no output projection: heads are laid side by side, and that is the output
-    its ViT       q, k and v without biases, an output projection with one
+    BBViT         q, k and v with biases, and no output projection: heads are laid side by side, and that is the output,
+                  without dropout
+    its ViT       q, k and v without biases, an output projection with one; dropout of weights and output
     both          the mean over all tokens, the class token among them, is normed and classified; there is no norm
                   before. Positions and class token start from N(0, 1), every other weight as PyTorch draws it
 
@@ -20,14 +21,14 @@ from .columnar import Columnar
 
 
 class BBViT(Columnar):
-    """`out_proj`: whether attentions end in an output projection."""
+    """`out_proj`: whether attentions end in an output projection, and in dropout."""
 
     def __init__(self, *args: Any, out_proj: bool = True, scratch: bool = True, **kwargs: Any) -> None:
         super().__init__(*args, scratch=scratch, **kwargs)
         self.out_proj = out_proj
         if not out_proj:
             for block in self.blocks:
-                block.attn.proj = nn.Identity()
+                block.attn.proj, block.attn.proj_drop = nn.Identity(), nn.Dropout(0.0)
         if scratch and kwargs.get("weight_init") != "skip":
             self.start()
 

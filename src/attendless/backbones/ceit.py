@@ -1,10 +1,12 @@
 """CeiT: a columnar backbone that puts convolutions where a ViT has none.
 
     stem      7 × 7 at stride 2, BatchNorm, a maximum over 3 × 3 at stride 2; then patches of a quarter of the size
-    MLP       1 × 1, depthwise 3 × 3, 1 × 1, each with BatchNorm, GELU after the first two; on the patches alone
-    answer    the class token of the last layer attends to those of all layers, and then an MLP
+    MLP       1 × 1, depthwise 3 × 3, 1 × 1, each with BatchNorm, GELU after the first two; on the patches alone: the
+              normed class token passes, so that the residual makes it x + norm(x)
+    answer    an embedding of its layer is added to every layer's class token; the last attends to all, then an MLP
 
-The class tokens travel in the context (`trail`); the last layer's output has the one that answers.
+The class tokens travel in the context (`trail`); the last layer's output has the one that answers. Weights start as in
+the authors' code: linear layers and tokens from N(0, 0.02²), convolutions as PyTorch draws them.
 """
 
 from __future__ import annotations
@@ -55,23 +57,23 @@ class PooledStem(PatchEmbed):
 
 
 class LocalMlp(nn.Module):
-    """CeiT's locally enhanced MLP. Prefix tokens pass by: nothing is added to them."""
+    """CeiT's locally enhanced MLP. Prefix tokens pass unchanged.
+
+    Its 1 × 1 convolutions are linear layers here; PyTorch draws the weights of both alike.
+    """
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.fc1, self.bn1 = nn.Linear(dim, hidden), nn.BatchNorm1d(hidden)
         self.dwconv, self.bn2 = nn.Conv2d(hidden, hidden, 3, padding=1, groups=hidden), nn.BatchNorm2d(hidden)
         self.fc2, self.bn3 = nn.Linear(hidden, dim), nn.BatchNorm1d(dim)
-        for layer in (self.fc1, self.fc2):
-            trunc_normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, sides: list[int]) -> Tensor:
         """x [B, prefix + patches, C], the patches on a grid of these sides."""
         prefix = x.shape[1] - sides[0] * sides[1]
         y = F.gelu(self.bn1(self.fc1(x[:, prefix:]).mT)).unflatten(2, sides)
         y = F.gelu(self.bn2(self.dwconv(y))).flatten(2).mT
-        return F.pad(self.bn3(self.fc2(y).mT).mT, (0, 0, prefix, 0))
+        return torch.cat([x[:, :prefix], self.bn3(self.fc2(y).mT).mT], dim=1)
 
 
 class LocalBlock(ConvBlock):
@@ -82,11 +84,12 @@ class LocalBlock(ConvBlock):
 
 
 class LayerAttention(nn.Module):
-    """The last class token attends to all of them [B, L, C] → [B, 1, C]; then an MLP."""
+    """The last class token attends to those of all `layers`, [B, L, C] → [B, 1, C]; then an MLP."""
 
-    def __init__(self, dim: int, heads: int, mlp_ratio: float, norm: Any) -> None:
+    def __init__(self, dim: int, heads: int, mlp_ratio: float, norm: Any, layers: int) -> None:
         super().__init__()
         self.heads = heads
+        self.pos_embed = nn.Parameter(torch.zeros(1, layers, dim))
         self.norm1, self.norm2 = norm(dim), norm(dim)
         self.q, self.kv, self.proj = nn.Linear(dim, dim), nn.Linear(dim, 2 * dim), nn.Linear(dim, dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio))
@@ -95,6 +98,7 @@ class LayerAttention(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        tokens = tokens + self.pos_embed
         x, y = tokens[:, -1:], self.norm1(tokens)
         q, k, v = (
             t.unflatten(2, (self.heads, -1)).transpose(1, 2) for t in (self.q(y[:, -1:]), *self.kv(y).chunk(2, dim=-1))
@@ -122,7 +126,9 @@ class CeiT(ColumnarBackbone, VisionTransformer):
             self.blocks[i] = LocalBlock(block.attn, mlp=local, **kept)
         final: Any = self.norm
         ratio = self.blocks[0].mlp.fc1.out_features / self.embed_dim
-        self.layer_attention = LayerAttention(self.embed_dim, self.blocks[0].attn.num_heads, ratio, _like(final))
+        heads, layers = self.blocks[0].attn.num_heads, len(self.blocks)
+        self.layer_attention = LayerAttention(self.embed_dim, heads, ratio, _like(final), layers)
+        trunc_normal_(self.cls_token, std=0.02)
         self.check_order()  # once more: this MLP wants every patch
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:

@@ -18,9 +18,9 @@ from torch import nn
 from .bbvit import BBViT
 from .ceit import CeiT
 from .columnar import Columnar
+from .deepvit import DeepViT
 from .lvvit import LVViT
 from .pyramid import Pyramid
-from .stemmed import Stemmed
 from .weights import fit_attention, from_pyramids
 
 _IMAGENET = {"num_classes": 1000, "input_size": (3, 224, 224), "crop_pct": 0.9, "interpolation": "bicubic"}
@@ -141,10 +141,10 @@ def _lvvit(dim: int, depth: int, heads: int, skip: float) -> Model:
 
 
 def _deepvit(dim: int, depth: int, heads: int, reattending: int) -> Model:
-    """Re-attention in the last layers, a stem of two convolutions, branches halved."""
-    attention = f"{depth - reattending}xfull/{reattending}xreattention"
-    sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "mlp_ratio": 3, "skip": 2.0, "kernels": (7, 3)}
-    return Model(Stemmed, {**sizes, "attention": attention}, layers={**_LVVIT_LAYERS, "classifier": "head"})
+    """Re-attention in the last layers, a stem of two convolutions, branches doubled."""
+    attention = f"{depth - reattending}xfull/{reattending}xreattention:scale"
+    sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "mlp_ratio": 3, "skip": 0.5, "kernels": (7, 3)}
+    return Model(DeepViT, {**sizes, "attention": attention}, layers={**_LVVIT_LAYERS, "classifier": "head"})
 
 
 def _ceit(dim: int, heads: int) -> Model:
@@ -170,7 +170,7 @@ def _bbvit(dim: int, depth: int, size: int, patch: int, head_dim: int = 64, **ch
 
 #: What BBViT's released code is, and what its ViT is.
 _BIGBIRD: dict[str, Any] = {"attention": "bigbird:form=1d", "out_proj": False}
-_ITS_VIT: dict[str, Any] = {"attention": "full", "qkv_bias": False}
+_ITS_VIT: dict[str, Any] = {"attention": "full", "qkv_bias": False, "attn_drop_rate": 0.1}
 #: Drawing it takes a third of a small model's step on a CPU, and few epochs want none. Recipes may ask for it (`drop`).
 _NO_DROPOUT: dict[str, Any] = {"proj_drop_rate": 0.0, "pos_drop_rate": 0.0}
 

@@ -3,7 +3,7 @@
     stem      7 × 7 at stride 2, then 3 × 3, each with BatchNorm and ReLU; then patches of half the size
     blocks    x + branch(norm x) / skip
 
-LV-ViT is one, and DeepViT: `kernels=(7, 3)`, `skip=2`, with `reattention` in its last layers.
+LV-ViT is one, and DeepViT.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from ..backbones.pyramid import Pyramid
 from ..backbones.weights import fit_attention, from_pyramids
 from ..errors import UserError
 from ..sizes import image_config
+from .official import from_official
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -107,6 +108,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], num_classes: int 
 
 def _adapt(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:
     """Rename published weights to the model's names, and resample positions to its grid."""
+    weights = from_official(weights, model)
     if isinstance(model, VisionTransformer):
         return checkpoint_filter_fn(weights, model)
     return fit_attention(from_pyramids(weights), model) if isinstance(model, Pyramid) else weights

@@ -18,7 +18,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from ...attention import Attention, Spec, parse
-from ...backbones import BBViT, CeiT, Columnar, ColumnarDistilled, LVViT, Pyramid, Stemmed, is_backbone
+from ...backbones import BBViT, CeiT, Columnar, ColumnarDistilled, DeepViT, LVViT, Pyramid, Stemmed, is_backbone
 from ...backbones.class_token_tail import READOUT
 from ...backbones.columnar import replaced_outputs
 from ...errors import UserError, unknown
@@ -26,13 +26,14 @@ from ...sizes import input_size, model_name
 from ..discovery import exchangeable, find_slots
 from ..resize import resize
 from ..timm_inplace import slots as timm_inplace
-from .arguments import bbvit, ceit, column, layer, pyramid, stemmed
+from .arguments import bbvit, ceit, column, deepvit, layer, pyramid, stemmed
 
 BACKBONES: dict[str, type[nn.Module]] = {
     "columnar": Columnar,
     "columnar_distilled": ColumnarDistilled,
     "lvvit": LVViT,
     "stemmed": Stemmed,
+    "deepvit": DeepViT,
     "ceit": CeiT,
     "bbvit": BBViT,
     "pyramid": Pyramid,
@@ -45,12 +46,15 @@ _READ: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
     ColumnarDistilled: ("columnar_distilled", column),
     LVViT: ("lvvit", stemmed),
     Stemmed: ("stemmed", stemmed),
+    DeepViT: ("deepvit", deepvit),
     CeiT: ("ceit", ceit),
     BBViT: ("bbvit", bbvit),
     Pyramid: ("pyramid", pyramid),
 }
 #: Backbones that have a counterpart in timm.
 _TIMMS: dict[str, type[nn.Module]] = {"columnar": VisionTransformer, "columnar_distilled": VisionTransformerDistilled}
+#: Backbones that leave their weights undrawn with `weight_init="skip"`.
+_DRAWN = ("columnar", "lvvit", "stemmed", "deepvit", "ceit", "bbvit")
 _ABSENT_IN_EVAL = (nn.Identity, nn.Dropout, DropPath)
 
 
@@ -82,7 +86,7 @@ class Description:
 
     def _arguments(self) -> dict[str, Any]:
         layers = {name: layer(value) for name, value in self.arguments.items() if name.endswith("_layer")}
-        skip = {"weight_init": "skip"} if self.host in ("columnar", "lvvit", "stemmed", "ceit", "bbvit") else {}
+        skip = {"weight_init": "skip"} if self.host in _DRAWN else {}
         return {**self.arguments, **layers, **skip}
 
 

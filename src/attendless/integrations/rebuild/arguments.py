@@ -74,11 +74,17 @@ def stemmed(model: Any) -> dict[str, Any]:
     return {**column(model), "init_values": None, **own}
 
 
+def deepvit(model: Any) -> dict[str, Any]:
+    """The arguments of `DeepViT`, whose blocks change the epsilon of their norms."""
+    return {**stemmed(model), "norm_layer": layer_text(model.norm if _present(model.norm) else model.fc_norm)}
+
+
 def bbvit(model: Any) -> dict[str, Any]:
     """The arguments of `BBViT`."""
-    # In timm, `proj_bias` is also the bias of the MLP; the output projection may be absent.
-    biased = model.blocks[0].mlp.fc2.bias is not None
-    return {**column(model), "proj_bias": biased, "out_proj": model.out_proj}
+    # In timm, `proj_bias` and `proj_drop_rate` also hold for the MLP; the output projection may be absent.
+    mlp = model.blocks[0].mlp
+    shared = {"proj_bias": mlp.fc2.bias is not None, "proj_drop_rate": mlp.drop2.p}
+    return {**column(model), **shared, "out_proj": model.out_proj}
 
 
 def ceit(model: Any) -> dict[str, Any]:
