@@ -299,12 +299,17 @@ def _finite(found: Any) -> Any:
 
 @contextlib.contextmanager
 def _folder_beside(out: Path) -> Iterator[Path]:
-    """A folder on the target's file system, gone afterwards; only a killed process leaves one, with a dot in front."""
+    """A folder on the target's file system, gone afterwards; only a killed process leaves one, with a dot in front.
+    Errors of writing that name no file, such as that of a full disk, name `out`."""
     place = Path(os.path.realpath(out)).parent
     place.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=place, prefix=f".{out.name[:50]}."))
     try:
         yield folder
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(out)) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
