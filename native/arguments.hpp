@@ -134,6 +134,8 @@ inline Merge merge_of(const MergeArguments& arguments) {
   merge.patches = plan.patches;
   merge.merged = plan.r;
   merge.window = plan.window;
+  merge.sources = plan.seeking();
+  merge.by_importance = plan.sources > 0;
   merge.protect = arguments.protect;
   merge.x = rows_of(arguments.x, "x", merge.batch, plan.tokens(), size_of(arguments.x.shape(2), "x"));
 
@@ -151,7 +153,8 @@ inline Merge merge_of(const MergeArguments& arguments) {
   require(!sizes || is(*sizes, {merge.batch, plan.patches}), "sizes must be [batch, patches]");
   require(arguments.cells || plan.patches <= grid, "a grid of ", grid, " cells has no place for ", plan.patches,
           " patches");
-  merge.importance = importance && merge.protect != 0.f ? importance->data() : nullptr;
+  require(importance || !merge.by_importance, "importance is missing: it chooses the sources");
+  merge.importance = importance ? importance->data() : nullptr;
   merge.sizes = sizes ? sizes->data() : nullptr;
   merge.cells = numbers_of(arguments.cells, "cells", merge.batch, plan.patches, 0, grid - 1);
   merge.owners = numbers_of(arguments.owners, "owners", merge.batch, grid, -1, plan.patches - 1);

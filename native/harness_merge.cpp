@@ -1,5 +1,6 @@
 // Merging against loops over its definition. Cosines that differ by rounding alone may be taken for one another, so what
 // the kernel decided, which its owners tell, is checked by double precision, and what it wrote by what it decided.
+#include <algorithm>
 #include <numeric>
 
 #include "harness.hpp"
@@ -30,10 +31,12 @@ void try_merge(Random& random) {
   const int grid = m.height * m.width;
   m.patches = random.from((grid + 1) / 2, grid);
   m.prefix = random.from(0, 2);
-  m.merged = random.from(0, m.patches / 2);
+  m.by_importance = m.patches > 1 && random.flip();
+  m.sources = m.by_importance ? random.from(1, m.patches - 1) : m.patches / 2;
+  m.merged = random.flip() ? m.sources : random.from(0, m.sources);
   m.window = random.flip() ? 0 : random.from(1, 6);
   m.protect = random.flip() ? 0.f : 0.3f;
-  const int n = m.patches, left = n - m.merged, tokens = m.prefix + n, half = n / 2, stays = half - m.merged;
+  const int n = m.patches, left = n - m.merged, tokens = m.prefix + n, stays = m.sources - m.merged;
   const int C = random.from(1, 200), D = random.from(1, 40);
   m.heads = random.from(1, 3);
   const size_t images = size_t(m.batch);
@@ -59,7 +62,7 @@ void try_merge(Random& random) {
   m.x = {x.data(), int64_t(tokens) * C, C, C};
   m.keys = {keys.data(), int64_t(m.heads) * tokens * D, int64_t(tokens) * D, D, D};
   m.out = {out.data(), int64_t(tokens - m.merged) * C, C, C};
-  m.importance = m.protect != 0.f ? importance.data() : nullptr;
+  m.importance = m.protect != 0.f || m.by_importance ? importance.data() : nullptr;
   m.sizes = sizes.data();
   m.cells = cells.data();
   m.owners = owners.data();
@@ -76,30 +79,40 @@ void try_merge(Random& random) {
       return m.window ? cell(i) / m.width / m.window * grid + cell(i) % m.width / m.window : 0;
     };
     const auto key = [&](int i) { return summed.data() + (image * tokens + m.prefix + i) * D; };
+    const auto weight = [&](int i) { return importance[image * tokens + m.prefix + size_t(i)]; };
+    std::vector<int> sources, targets, order(static_cast<size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    if (m.by_importance) std::stable_sort(order.begin(), order.end(), [&](int i, int j) { return weight(i) > weight(j); });
+    std::vector<bool> is_source(static_cast<size_t>(n));
+    for (int i = 0; i < n; ++i) {
+      is_source[size_t(m.by_importance ? order[size_t(i)] : i)] = m.by_importance ? i >= n - m.sources : i % 2 == 1;
+    }
+    for (int i = 0; i < n; ++i) (is_source[size_t(i)] ? sources : targets).push_back(i);
     double least_gone = INFINITY, most_staying = -INFINITY;
     int going = 0;
-    for (int i = 1; i < n; i += 2) {
+    for (int s = 0; s < m.sources; ++s) {
+      const int i = sources[size_t(s)];
       double best = -INFINITY;
-      for (int j = 0; j < n; j += 2) {
+      for (const int j : targets) {
         if (window(i) == window(j)) best = std::max(best, cosine(key(i), key(j), D));
       }
-      const double likeness = best - (m.importance ? m.protect * std::log(importance[image * tokens + m.prefix + i]) : 0.);
+      const double likeness = best - (m.protect != 0.f ? m.protect * std::log(weight(i)) : 0.);
       if (place(i) >= stays) {
         ++going;
-        const int partner = 2 * (place(i) - stays);
-        if (partner >= n) wrong("merging finds a partner that is none");
-        if (best == -INFINITY ? partner != 0 : window(i) != window(partner)) wrong("merging crosses windows");
+        if (place(i) - stays >= n - m.sources) wrong("merging finds a partner that is none");
+        const int partner = targets[size_t(place(i) - stays)];
+        if (best == -INFINITY ? place(i) != stays : window(i) != window(partner)) wrong("merging crosses windows");
         if (cosine(key(i), key(partner), D) < best - kRounding) wrong("merging finds a partner that is less alike");
         least_gone = std::min(least_gone, likeness);
       } else {
-        if (place(i) != i / 2 - going) wrong("merging loses the order of those that stay");
+        if (place(i) != s - going) wrong("merging loses the order of those that stay");
         most_staying = std::max(most_staying, likeness);
       }
     }
     if (going != m.merged) wrong("merging takes another number than asked for");
     if (least_gone < most_staying - kRounding) wrong("merging spares a surer pair");
-    for (int j = 0; j < n; j += 2) {
-      if (place(j) != stays + j / 2) wrong("merging moves those that are joined");
+    for (int j = 0; j < n - m.sources; ++j) {
+      if (place(targets[size_t(j)]) != stays + j) wrong("merging moves those that are joined");
     }
     for (int i = 0; i < n; ++i) totals[image * left + size_t(place(i))] += sizes[image * n + size_t(i)];
     double* const rows = expected.data() + image * (tokens - m.merged) * C;
@@ -108,7 +121,7 @@ void try_merge(Random& random) {
       const int to = m.prefix + (i < 0 ? i : place(i));
       const double share = i < 0 ? 1. : sizes[image * n + size_t(i)] / totals[image * left + size_t(place(i))];
       for (int c = 0; c < C; ++c) rows[to * C + c] += share * from[c];
-      if (i >= 0 && (i % 2 == 0 || place(i) < stays) && cells_out[image * left + size_t(place(i))] != cell(i)) {
+      if (i >= 0 && (!is_source[size_t(i)] || place(i) < stays) && cells_out[image * left + size_t(place(i))] != cell(i)) {
         wrong("merging moves a patch to another cell");
       }
     }

@@ -96,11 +96,12 @@ struct Rows {
   int width;
 };
 
-// Of the patches of each image, which stand on a grid, `merged` join others.
+// Token merging: of the patches of each image, `sources` are matched with the others, and `merged` of them join theirs.
 struct Merge {
   int batch, threads;
   int height, width;  // of the grid
-  int prefix, patches, merged;
+  int prefix, patches, merged, sources;
+  bool by_importance;  // the sources are the least important patches; otherwise every second patch
   int window;  // patches of the grid a side, within which a partner is looked for; 0: anywhere
   float protect;
   Rows x, out;

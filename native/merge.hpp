@@ -1,8 +1,9 @@
-// Merging tokens that are alike, as sparse/merging.py defines it: the patches 1, 3, 5, … (a) look for the one most like
-// them among 0, 2, 4, … (b), and the `merged` surest of them join theirs.
+// Token merging as sparse/merging.py defines it: each source patch is matched with the most similar target, and the
+// `merged` sources with the largest similarity join their target.
 //
-// Three steps, each shared out among threads: patches of a are matched, each image chooses who goes, rows are written.
-// Where images alone give every thread something to do, a piece of work is an image.
+// Four steps, each divided among threads: patches are divided into sources and targets, sources are matched, each image
+// chooses the sources that merge, rows are written. If there are enough images for all threads, a piece of work is an
+// image.
 #pragma once
 
 #include "nearest.hpp"
@@ -18,54 +19,58 @@ class MergeRun {
   using S = Simd<W>;
   using F = typename S::F;
 
-  static constexpr int kFewest = 128;         // patches of a in a piece: each piece lays out all of b for itself
+  static constexpr int kFewest = 128;         // sources in a piece: each piece lays out all targets for itself
   static constexpr int kFewestFloats = 1 << 16;  // of tokens in a piece, for the same price as waking a thread
 
-  // What is decided about an image, by the numbers that patches have in a and in b.
+  // What is decided about an image. Sources and targets are numbered from 0, in the order of their patches.
   struct Image {
-    float* likeness;   // of a patch of a to its partner
-    int32_t* partner;  // in b
-    int32_t* place;    // of a patch of a among the patches that are left
-    int32_t* stay;     // the patches of a that stay
-    int32_t* first;    // the first of those that join a patch of b, or -1
-    int32_t* next;     // the next that joins the same
+    int32_t *source, *target;  // their patches, ascending
+    float* likeness;           // of a source to its partner
+    int32_t* partner;          // the target of a source
+    int32_t* place;            // of a patch among the patches that are left
+    int32_t* stay;             // the sources that stay
+    int32_t* first;            // the first source that joins a target, or -1
+    int32_t* next;             // the next source that joins the same target
 
     INLINE Image(const Merge& args, Cursor& memory) {
-      const int a = args.patches / 2, b = args.patches - a;
-      likeness = memory.floats(padded(a));
-      partner = memory.ints(a);
-      place = memory.ints(a);
-      stay = memory.ints(a);
-      first = memory.ints(b);
-      next = memory.ints(a);
+      const int sources = args.sources, targets = args.patches - sources;
+      source = memory.ints(sources);
+      target = memory.ints(targets);
+      likeness = memory.floats(padded(sources));
+      partner = memory.ints(sources);
+      place = memory.ints(args.patches);
+      stay = memory.ints(sources);
+      first = memory.ints(targets);
+      next = memory.ints(sources);
     }
   };
 
   // What a thread needs besides.
   struct Local {
     mutable Alike<W> alike;
-    int32_t *a, *b;              // patches by window
+    int32_t *a, *b;              // sources and targets by window
     int32_t *start_a, *start_b;  // where each window's begin
-    float* zeros;
-    int32_t *found, *chosen;  // by Select
+    float *score, *zeros;        // for Select
+    int32_t *found, *chosen;     // by Select
 
-    INLINE Local(const Merge& args, Cursor& memory)
-        : alike(args.keys.width, args.patches - args.patches / 2, memory) {
-      const int half = args.patches / 2, windows = args.window ? windows_of(args) : 0;
-      a = memory.ints(half);
-      b = memory.ints(args.patches - half);
+    INLINE Local(const Merge& args, Cursor& memory) : alike(args.keys.width, args.patches - args.sources, memory) {
+      const int sources = args.sources, windows = args.window ? windows_of(args) : 0;
+      const int most = args.by_importance ? args.patches : sources;  // that are selected from
+      a = memory.ints(sources);
+      b = memory.ints(args.patches - sources);
       start_a = memory.ints(windows + 1);
       start_b = memory.ints(windows + 1);
-      zeros = memory.floats(padded(half));
-      found = memory.ints(padded(half) + 8);
-      chosen = memory.ints(half);
+      score = memory.floats(padded(most));
+      zeros = memory.floats(padded(most));
+      found = memory.ints(padded(most) + 8);
+      chosen = memory.ints(most);
     }
   };
 
   using Stage = void (MergeRun::*)(int piece, const Local& local);
 
   const Merge& args_;
-  const int tokens_, half_, others_, stays_, threads_;
+  const int tokens_, sources_, targets_, stays_, threads_;
   int match_pieces_, join_pieces_;  // of an image
   int64_t image_, local_;           // floats of each
   float *images_, *locals_;
@@ -77,12 +82,12 @@ class MergeRun {
   explicit MergeRun(const Merge& args)
       : args_(args),
         tokens_(args.prefix + args.patches),
-        half_(args.patches / 2),
-        others_(args.patches - half_),
-        stays_(half_ - args.merged),
+        sources_(args.sources),
+        targets_(args.patches - sources_),
+        stays_(sources_ - args.merged),
         threads_(args.threads) {
     const bool alone = args.batch >= threads_;
-    match_pieces_ = alone || args.window ? 1 : pieces_of(half_, kFewest);
+    match_pieces_ = alone || args.window ? 1 : pieces_of(sources_, kFewest);
     join_pieces_ = alone ? 1 : pieces_of(tokens_ - args.merged, kFewestFloats / args.x.width + 1);
     image_ = counted([&](Cursor& memory) { Image(args, memory); });
     local_ = counted([&](Cursor& memory) { Local(args, memory); });
@@ -90,6 +95,7 @@ class MergeRun {
     const Memory memory(floats);
     Cursor all(memory.data(), floats);
     lay_out(all);
+    each(1, &MergeRun::divide);
     if (args.merged && args.heads > 1) each(1, &MergeRun::sum);
     if (args.merged) each(match_pieces_, &MergeRun::match);
     each(1, &MergeRun::choose);
@@ -127,6 +133,32 @@ class MergeRun {
     for (int piece; (piece = __atomic_fetch_add(&taken_, 1, __ATOMIC_RELAXED)) < pieces_;) (this->*stage_)(piece, local);
   }
 
+  // Dividing ----------------------------------------------------------------------------------------------------------
+
+  void divide(int number, const Local& local) {
+    const Image image = this->image(number);
+    if (!args_.by_importance) {
+      for (int i = 0; i < sources_; ++i) image.source[i] = 2 * i + 1;
+      for (int j = 0; j < targets_; ++j) image.target[j] = 2 * j;
+      return;
+    }
+    std::memcpy(local.score, args_.importance + int64_t(number) * tokens_ + args_.prefix, sizeof(float) * args_.patches);
+    select(local, local.score, args_.patches, targets_);
+    for (int patch = 0, j = 0; patch < args_.patches; ++patch) {
+      if (j < targets_ && local.chosen[j] == patch) {
+        image.target[j++] = patch;
+      } else {
+        image.source[patch - j] = patch;
+      }
+    }
+  }
+
+  // The numbers of the `budget` largest scores, ascending, in `local.chosen`.
+  static void select(const Local& local, float* score, int count, int budget) {
+    std::memset(local.zeros, 0, sizeof(float) * padded(count));
+    Select<W>::largest(score, local.zeros, count, nullptr, 0, budget, local.found, local.chosen);
+  }
+
   // Matching ----------------------------------------------------------------------------------------------------------
 
   const float* key(int image, int patch) const {
@@ -159,27 +191,30 @@ class MergeRun {
   void match(int piece, const Local& local) {
     const int number = piece / match_pieces_, part = piece % match_pieces_;
     const Image image = this->image(number);
-    const int from = int(int64_t(half_) * part / match_pieces_), to = int(int64_t(half_) * (part + 1) / match_pieces_);
+    const int from = int(int64_t(sources_) * part / match_pieces_);
+    const int to = int(int64_t(sources_) * (part + 1) / match_pieces_);
     for (int i = from; i < to; ++i) {
       image.likeness[i] = -kInfinity;
       image.partner[i] = 0;
     }
     if (args_.window) {
-      sort(number, 1, half_, local.a, local.start_a);
-      sort(number, 0, others_, local.b, local.start_b);
+      sort(number, image.source, sources_, local.a, local.start_a);
+      sort(number, image.target, targets_, local.b, local.start_b);
       for (int w = 0, windows = windows_of(args_); w < windows; ++w) {
         compare(number, image, local, local.a + local.start_a[w], local.start_a[w + 1] - local.start_a[w],
                 local.b + local.start_b[w], local.start_b[w + 1] - local.start_b[w]);
       }
     } else {
       for (int i = from; i < to; ++i) local.a[i] = i;
-      for (int i = 0; i < others_; ++i) local.b[i] = i;
-      compare(number, image, local, local.a + from, to - from, local.b, others_);
+      for (int j = 0; j < targets_; ++j) local.b[j] = j;
+      compare(number, image, local, local.a + from, to - from, local.b, targets_);
     }
+    if (args_.merged == sources_) return;  // all of them merge: their order is not asked for
     for (int i = from; i < to; ++i) {
-      image.likeness[i] /= Alike<W>::length(key(number, 2 * i + 1), args_.keys.width);
-      if (args_.importance) {
-        const float importance = args_.importance[int64_t(number) * tokens_ + args_.prefix + 2 * i + 1];
+      const int patch = image.source[i];
+      image.likeness[i] /= Alike<W>::length(key(number, patch), args_.keys.width);
+      if (args_.protect != 0.f && args_.importance) {
+        const float importance = args_.importance[int64_t(number) * tokens_ + args_.prefix + patch];
         image.likeness[i] -= args_.protect * __builtin_logf(importance);
       }
     }
@@ -188,9 +223,9 @@ class MergeRun {
   void compare(int number, const Image& image, const Local& local, const int32_t* a, int seeking, const int32_t* b,
                int held) const {
     for (int first = 0; first < held && seeking; first += Alike<W>::kMost, b += Alike<W>::kMost) {
-      local.alike.hold(least(Alike<W>::kMost, held - first), [&](int i) { return key(number, 2 * b[i]); });
+      local.alike.hold(least(Alike<W>::kMost, held - first), [&](int j) { return key(number, image.target[b[j]]); });
       local.alike.seek(
-          seeking, [&](int i) { return key(number, 2 * a[i] + 1); },
+          seeking, [&](int i) { return key(number, image.source[a[i]]); },
           [&](int i, float product, int which) {
             if (!(product > image.likeness[a[i]])) return;
             image.likeness[a[i]] = product;
@@ -202,11 +237,11 @@ class MergeRun {
   static int windows_of(const Merge& args) { return across(args) * ((args.height - 1) / args.window + 1); }
   static int across(const Merge& args) { return (args.width - 1) / args.window + 1; }
 
-  // Every second patch from `first` on by window, in each in their order.
-  void sort(int number, int first, int count, int32_t* sorted, int32_t* start) const {
+  // Sources or targets by window, and in each window in their order.
+  void sort(int number, const int32_t* patches, int count, int32_t* sorted, int32_t* start) const {
     const int windows = windows_of(args_), wide = across(args_);
     const auto window_of = [&](int i) {
-      const int at = cell(number, 2 * i + first);
+      const int at = cell(number, patches[i]);
       return at / args_.width / args_.window * wide + at % args_.width / args_.window;
     };
     std::memset(start, 0, sizeof(int32_t) * (size_t(windows) + 1));
@@ -221,17 +256,17 @@ class MergeRun {
 
   void choose(int number, const Local& local) {
     const Image image = this->image(number);
-    for (int j = 0; j < others_; ++j) image.first[j] = -1;
-    if (args_.merged) {
-      std::memset(local.zeros, 0, sizeof(float) * padded(half_));
-      Select<W>::largest(image.likeness, local.zeros, half_, nullptr, 0, args_.merged, local.found, local.chosen);
+    for (int j = 0; j < targets_; ++j) {
+      image.first[j] = -1;
+      image.place[image.target[j]] = stays_ + j;
     }
-    for (int i = 0, going = 0; i < half_; ++i) {
+    if (args_.merged) select(local, image.likeness, sources_, args_.merged);
+    for (int i = 0, going = 0; i < sources_; ++i) {
       if (going < args_.merged && local.chosen[going] == i) {
-        image.place[i] = stays_ + image.partner[i];
+        image.place[image.source[i]] = stays_ + image.partner[i];
         ++going;
       } else {
-        image.place[i] = i - going;
+        image.place[image.source[i]] = i - going;
         image.stay[i - going] = i;
       }
     }
@@ -246,29 +281,30 @@ class MergeRun {
   INLINE float size(int number, int patch) const {
     return args_.sizes ? args_.sizes[int64_t(number) * args_.patches + patch] : 1.f;
   }
-  INLINE int place(const Image& image, int patch) const {
-    return patch % 2 ? image.place[patch / 2] : stays_ + patch / 2;
+  // The patch of the k-th row that is left; for a target, the patch that others join.
+  INLINE int patch_of(const Image& image, int k) const {
+    return k < stays_ ? image.source[image.stay[k]] : image.target[k - stays_];
   }
 
-  // What the patches left stand for, where they stand, and who stands for each cell.
+  // The sizes and cells of the patches that are left, and the patch that represents each cell.
   void note(int number, const Image& image) const {
     const int left = args_.patches - args_.merged, grid = args_.height * args_.width;
     float* const sizes = args_.sizes_out + int64_t(number) * left;
     int64_t* const cells = args_.cells_out + int64_t(number) * left;
     int64_t* const owners = args_.owners_out + int64_t(number) * grid;
     for (int k = 0; k < left; ++k) {
-      const int patch = k < stays_ ? 2 * image.stay[k] + 1 : 2 * (k - stays_);
+      const int patch = patch_of(image, k);
       sizes[k] = size(number, patch);
       cells[k] = cell(number, patch);
       if (k < stays_) continue;
-      for (int i = image.first[k - stays_]; i >= 0; i = image.next[i]) sizes[k] += size(number, 2 * i + 1);
+      for (int i = image.first[k - stays_]; i >= 0; i = image.next[i]) sizes[k] += size(number, image.source[i]);
     }
     if (args_.owners) {
       const int64_t* const before = args_.owners + int64_t(number) * grid;
-      for (int c = 0; c < grid; ++c) owners[c] = before[c] < 0 ? -1 : place(image, int(before[c]));
+      for (int c = 0; c < grid; ++c) owners[c] = before[c] < 0 ? -1 : image.place[before[c]];
     } else {
       for (int c = 0; c < grid; ++c) owners[c] = -1;
-      for (int patch = 0; patch < args_.patches; ++patch) owners[cell(number, patch)] = place(image, patch);
+      for (int patch = 0; patch < args_.patches; ++patch) owners[cell(number, patch)] = image.place[patch];
     }
   }
 
@@ -284,7 +320,7 @@ class MergeRun {
       if (j >= 0 && image.first[j] >= 0) {
         mean(number, image, j, to);
       } else {
-        const int from = k < 0 ? row : args_.prefix + (j < 0 ? 2 * image.stay[k] + 1 : 2 * j);
+        const int from = k < 0 ? row : args_.prefix + patch_of(image, k);
         std::memcpy(to, token(number, from), sizeof(float) * args_.x.width);
       }
     }
@@ -292,15 +328,16 @@ class MergeRun {
 
   const float* token(int number, int at) const { return args_.x.data + number * args_.x.batch + at * args_.x.token; }
 
-  // Of a patch of b and those that join it, by what each stands for.
+  // The mean of a target and the sources that join it, weighted by the tokens that each represents.
   void mean(int number, const Image& image, int j, float* to) const {
     const int width = args_.x.width;
-    const float* const own = token(number, args_.prefix + 2 * j);
-    const float weight = size(number, 2 * j);
+    const int target = image.target[j];
+    const float* const own = token(number, args_.prefix + target);
+    const float weight = size(number, target);
     const float total = args_.sizes_out[int64_t(number) * (args_.patches - args_.merged) + stays_ + j];
     const auto joined = [&](auto sum, auto load, int c) {
       for (int i = image.first[j]; i >= 0; i = image.next[i]) {
-        sum += load(token(number, args_.prefix + 2 * i + 1) + c) * size(number, 2 * i + 1);
+        sum += load(token(number, args_.prefix + image.source[i]) + c) * size(number, image.source[i]);
       }
       return sum / total;
     };

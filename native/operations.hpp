@@ -30,7 +30,7 @@ static_assert(kElement<int8_t> == Element::i8 && name_of(Element::i8) == std::st
 static_assert(kElement<int32_t> == Element::i32 && name_of(Element::i32) == std::string_view("i32"));
 static_assert(kElement<int64_t> == Element::i64 && name_of(Element::i64) == std::string_view("i64"));
 static_assert(std::string_view(Layout::kName) == "layout" && has_fields<Layout>({"height", "width", "prefix", "cell", "tile", "coarse", "budget", "order"}));
-static_assert(std::string_view(Merging::kName) == "plan" && has_fields<Merging>({"height", "width", "prefix", "patches", "r", "window"}));
+static_assert(std::string_view(Merging::kName) == "plan" && has_fields<Merging>({"height", "width", "prefix", "patches", "r", "window", "sources"}));
 
 // the cells each tile of queries sees sharply, ascending
 struct FovealSelectArguments {
@@ -457,7 +457,7 @@ struct SparsifinerArguments {
 };
 void run(const SparsifinerArguments& arguments);
 
-// token merging: `plan.r` patches are averaged with the patch whose key is most similar
+// token merging: `plan.r` source patches are averaged with the target whose key is most similar
 struct MergeArguments {
   static constexpr const char* kName = "merge";
   static constexpr const char* kNode = "MergeTokens";

@@ -30,7 +30,15 @@ class Problem:
 
 
 def problem(
-    height: int, width: int, prefix: int, r: int, window: int = 0, protect: float = 0.0, past: int = 0, seed: int = 0
+    height: int,
+    width: int,
+    prefix: int,
+    r: int,
+    window: int = 0,
+    protect: float = 0.0,
+    past: int = 0,
+    sources: int = 0,
+    seed: int = 0,
 ) -> Problem:
     """Random tokens of two images. If `past` patches were merged before, nobody stands for the first's last cell."""
     draws, cells = torch.Generator().manual_seed(seed), height * width
@@ -43,8 +51,8 @@ def problem(
         sizes, places, owners = first.sizes, first.cells, first.owners.clone()
         owners[0, -1] = -1
     n = cells - past
-    importance = torch.rand(2, prefix + n, generator=draws) if protect else None
-    plan = Merging(height, width, prefix, n, min(r, n // 2), window, protect)
+    importance = torch.rand(2, prefix + n, generator=draws) if protect or sources else None
+    plan = Merging(height, width, prefix, n, min(r, sources or n // 2), window, sources, protect)
     return Problem(plan, *tokens, {"importance": importance, "sizes": sizes, "cells": places, "owners": owners})
 
 
@@ -70,18 +78,23 @@ def by_hand(p: Problem, image: int) -> tuple[list[list[float]], list[float], lis
         row, column = divmod(cells[i], plan.width)
         return row // plan.window, column // plan.window
 
+    patches = range(plan.patches)
+    sources = [*patches[1::2]]
+    if plan.sources:
+        sources = sorted(patches, key=lambda i: (past["importance"][plan.prefix + i], -i))[: plan.sources]
+    targets = [i for i in patches if i not in sources]
     pairs = []
-    for i in range(1, plan.patches, 2):
-        best, partner = -math.inf, 0
-        for j in range(0, plan.patches, 2):
+    for i in sources:
+        best, partner = -math.inf, targets[0]
+        for j in targets:
             near = not plan.window or window(i) == window(j)
             if near and cosine(i, j) > best:
                 best, partner = cosine(i, j), j
-        if past["importance"] is not None:
+        if plan.protect:
             best -= plan.protect * math.log(past["importance"][plan.prefix + i])
         pairs.append((-best, i, partner))
     joins = {i: partner for _, i, partner in sorted(pairs)[: plan.r]}
-    kept = [i for i in range(1, plan.patches, 2) if i not in joins] + list(range(0, plan.patches, 2))
+    kept = [i for i in sorted(sources) if i not in joins] + targets
     members = [[j for j in range(plan.patches) if j == i or joins.get(j) == i] for i in kept]
     rows, totals = x[: plan.prefix], []
     for group in members:
@@ -93,7 +106,7 @@ def by_hand(p: Problem, image: int) -> tuple[list[list[float]], list[float], lis
     return rows, totals, [cells[i] for i in kept], [now.get(owner, -1) for owner in owners]
 
 
-#: height, width, prefix, r, window, protect, past.
+#: height, width, prefix, r, window, protect, past, sources.
 SHAPES = [
     *((1, 2, 0, r, 0, 0.0, 0) for r in (0, 1)),
     *((3, 3, 1, r, 0, 0.0, 0) for r in (0, 1, 3, 4)),
@@ -108,6 +121,10 @@ SHAPES = [
     (4, 4, 1, 3, 0, 0.1, 0),
     (4, 4, 1, 4, 0, 2.0, 4),
     (4, 4, 1, 5, 2, 0.5, 3),
+    *((4, 5, 1, r, 0, 0.0, past, r) for r in (1, 6, 16) for past in (0, 3)),
+    (4, 5, 0, 4, 2, 0.0, 0, 9),
+    (5, 4, 2, 3, 3, 0.2, 4, 10),
+    (1, 2, 1, 1, 0, 0.0, 0, 1),
 ]
 
 

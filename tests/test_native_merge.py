@@ -6,6 +6,8 @@ read off the owners, is checked against cosines in double precision, and all els
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -37,29 +39,38 @@ def index_of(p: Problem, found: Merged) -> Tensor:
     return found.owners.gather(1, torch.arange(plan.patches).expand(len(p.x), -1) if cells is None else cells)
 
 
+def divided(p: Problem) -> tuple[Tensor, Tensor]:
+    """The sources and the targets of each image."""
+    importance = p.more["importance"]
+    importance = None if importance is None else importance[:, p.plan.prefix :]
+    return merging.divide(p.plan, importance, torch.empty(len(p.x), p.plan.patches))
+
+
 def check_decision(p: Problem, index: Tensor) -> None:
     plan, cells = p.plan, p.more["cells"]
-    half, n = plan.patches // 2, plan.patches
-    assert torch.equal(index[:, ::2], torch.arange(half - plan.r, n - plan.r).expand_as(index[:, ::2]))
+    sources, targets = divided(p)
+    stays, n = plan.seeking - plan.r, plan.patches
+    assert torch.equal(index.gather(1, targets), torch.arange(stays, n - plan.r).expand_as(targets))
     unit = torch.nn.functional.normalize(p.keys[:, plan.prefix :].double(), dim=-1)
-    cosine = unit[:, 1::2] @ unit[:, ::2].transpose(1, 2)
+    cosine = unit @ unit.transpose(1, 2)
     if plan.window:
         window = merging.windows(plan, torch.arange(n).expand(len(p.x), n) if cells is None else cells)
-        cosine = cosine.masked_fill(window[:, 1::2, None] != window[:, None, ::2], -torch.inf)
-    best = cosine.amax(-1)
-    likeness = best
-    if plan.protect and p.more["importance"] is not None:
-        likeness = best - plan.protect * p.more["importance"][:, plan.prefix + 1 :: 2].double().log()
-    goes = index[:, 1::2] >= half - plan.r
-    assert (goes.sum(1) == plan.r).all()
+        cosine = cosine.masked_fill(window[:, :, None] != window[:, None], -torch.inf)
     for image in range(len(p.x)):
-        gone, staying = goes[image].nonzero()[:, 0], (~goes[image]).nonzero()[:, 0]
-        partner = index[image, 1::2][gone] - (half - plan.r)
-        assert (cosine[image, gone, partner] >= best[image, gone] - ROUNDING).all()
-        assert (partner[best[image, gone] == -torch.inf] == 0).all()
+        likely = cosine[image][sources[image]][:, targets[image]]
+        best = likely.amax(-1)
+        likeness = best
+        if plan.protect and p.more["importance"] is not None:
+            likeness = best - plan.protect * p.more["importance"][image, plan.prefix + sources[image]].double().log()
+        where = index[image, sources[image]]
+        gone, staying = (where >= stays).nonzero()[:, 0], (where < stays).nonzero()[:, 0]
+        assert len(gone) == plan.r
+        partner = where[gone] - stays
+        assert (likely[gone, partner] >= best[gone] - ROUNDING).all()
+        assert (partner[best[gone] == -torch.inf] == 0).all()
         if len(gone) and len(staying):
-            assert likeness[image, gone].min() >= likeness[image, staying].max() - ROUNDING
-        assert torch.equal(index[image, 1::2][staying], torch.arange(len(staying)))
+            assert likeness[gone].min() >= likeness[staying].max() - ROUNDING
+        assert torch.equal(where[staying], torch.arange(len(staying)))
 
 
 def check_rest(p: Problem, found: Merged, index: Tensor) -> None:
@@ -69,8 +80,10 @@ def check_rest(p: Problem, found: Merged, index: Tensor) -> None:
     close(found.x[:, plan.prefix :], x)
     close(found.sizes, sizes)
     cells = torch.arange(plan.patches).expand(len(p.x), -1) if cells is None else cells
-    places = torch.empty_like(found.cells).scatter(1, index[:, 1::2], cells[:, 1::2])
-    assert torch.equal(found.cells, places.scatter(1, index[:, ::2], cells[:, ::2]))
+    places = torch.empty_like(found.cells)
+    for part in divided(p):
+        places = places.scatter(1, index.gather(1, part), cells.gather(1, part))
+    assert torch.equal(found.cells, places)
     assert torch.equal(found.owners, merging.reowned(index, cells, p.more["owners"], plan.cells))
 
 
@@ -88,7 +101,10 @@ def problems(draw: st.DrawFn) -> Problem:
     window = draw(st.sampled_from([0, 0, 1, 2, 3, 50]))
     protect = draw(st.sampled_from([0.0, 0.0, 0.3]))
     n = cells - past
-    plan = Merging(height, width, prefix, n, draw(st.integers(0, n // 2)), window, protect)
+    sources = draw(st.integers(0, n - 1)) * draw(st.booleans())
+    most = sources or n // 2
+    r = draw(st.integers(0, most) | st.just(most))
+    plan = Merging(height, width, prefix, n, r, window, sources, protect)
     # Both are parts of something wider, as a model may have them.
     x, keys = (torch.randn(batch, prefix + n, 2 * c + 1, generator=draws)[..., 1 : c + 1] for c in (dim, D))
     if draw(st.booleans()):  # some alike, some nothing
@@ -99,7 +115,7 @@ def problems(draw: st.DrawFn) -> Problem:
         sizes = torch.randint(1, 4, (batch, n), generator=draws).float()
         owners = torch.randint(-1, n, (batch, cells), generator=draws)
         owners = owners.scatter(1, cell, torch.arange(n).expand(batch, n))
-    importance = torch.rand(batch, prefix + n, generator=draws).clamp(min=0.01) if protect else None
+    importance = torch.rand(batch, prefix + n, generator=draws).clamp(min=0.01) if protect or sources else None
     return Problem(plan, x, keys, {"importance": importance, "sizes": sizes, "cells": cell, "owners": owners})
 
 
@@ -115,9 +131,10 @@ def test_decides_and_merges_as_defined(path: str, p: Problem, count: int) -> Non
 
 def test_large_images_are_shared_among_threads(path: str) -> None:
     """More patches than are held at once, in several pieces: the same on any number of threads."""
-    for window in (0, 5):
-        p = problem(40, 40, 1, 300, window)
+    for window, sources in ((0, 0), (5, 0), (0, 700)):
+        p = problem(40, 40, 1, 300, window, sources=sources)
         p.x, p.keys = torch.randn(1, 1601, 150), p.keys[:1]
+        p.more = {name: y if y is None else y[:1] for name, y in p.more.items()}
         found = run(p)
         check_decision(p, index_of(p, found))
         for count in (2, 3):
@@ -137,18 +154,27 @@ def test_exact_ties(path: str) -> None:
             torch.testing.assert_close(ours, defined)
 
 
+def test_equally_important_patches(path: str) -> None:
+    """Of equally important patches the later are sources, as the definition says."""
+    for seed in range(10):
+        p = problem(8, 9, 1, 10, sources=30, seed=seed)
+        p.more["importance"] = p.more["importance"].mul(4).round()
+        assert torch.equal(run(p).owners, p.merge().owners)
+
+
 def test_numbers_that_are_none(path: str) -> None:
     """Whatever comes out of NaN and infinity, it comes out, and is a way to merge."""
-    for bad in (torch.nan, torch.inf, -torch.inf, 3e38, 1e-30, 0.0):
+    values = (torch.nan, torch.inf, -torch.inf, 3e38, 1e-30, 0.0)
+    for bad, sources in itertools.product(values, (0, 15)):
         for where in (slice(None), slice(0, 1), slice(3, 9), slice(7, 8)):
-            p = problem(5, 6, 1, 7, protect=0.5, window=2 * (where.start == 3))
+            p = problem(5, 6, 1, 7, protect=0.5, window=2 * (where.start == 3), sources=sources)
             p.keys[:, where] = bad
             p.more["importance"][:, where] = bad
             found = run(p)
             index = index_of(p, found)
             assert index.min() == 0
             assert index.max() == p.plan.left - 1
-            assert (index[:, 1::2] >= 15 - 7).sum() == 2 * 7
+            assert (index.gather(1, divided(p)[0]) >= 15 - 7).sum() == 2 * 7
             check_rest(p, found, index)
 
 
@@ -172,6 +198,8 @@ def test_says_what_is_wrong() -> None:
     refused(1, p.keys[:, None, None], r"keys must be \[B, H, N, D\], got \[")
     refused(1, p.keys[..., :0], "keys must have at least one channel")
     refused(2, torch.ones(2, 12), "importance must be")
+    refused(6, [4, 4, 1, 12, 3, 0, 5], "importance is missing: it chooses the sources")
+    refused(6, [4, 4, 1, 12, 3, 0, 12], "12 of 12 patches cannot be sources")
     refused(3, torch.ones(2, 13), "sizes must be")
     for wrong in (-1, 16, 2**32):
         refused(4, p.more["cells"].index_fill(1, torch.tensor([3]), wrong), "cells must be from 0 to 15")
@@ -181,7 +209,7 @@ def test_says_what_is_wrong() -> None:
     refused(6, [4, 4, 1, 12, 7, 0], "7 of 12 patches cannot merge")
     refused(6, [4, 4, 1, 13, 3, 0], "as the plan says")
     refused(6, [1 << 13, 1 << 13, 1, 12, 3, 0], "the grid: 67108864 is too large")
-    refused(6, [4, 4, 1, 12, 3], r"plan must be 6 integers .*\(height, width, prefix, patches, r, window\)")
+    refused(6, [4, 4, 1, 12], r"plan must be 7 integers .*\(height, width, prefix, patches, r, window, sources\)")
     with pytest.raises(UserError, match="a grid of 6 cells has no place for 12 patches"):
         native.functions.merge(*good[:3], None, None, None, [2, 3, 1, 12, 3, 0], 0.0)
 

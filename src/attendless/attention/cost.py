@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from .provided import class_attention_macs
 from .values import Grid, Macs
 
 
@@ -39,7 +40,7 @@ class Cost:
 
     def leaving_macs(self, grid: Grid, wants: Collection[str]) -> int:
         """MACs of the context entries in `wants` that the layer computes in addition to its output."""
-        return grid.tokens * self.attn_dim if "class_attention" in wants else 0
+        return class_attention_macs(grid, self.attn_dim) if "class_attention" in wants else 0
 
     def macs(self, grid: Grid, wants: Collection[str] = ()) -> Macs:
         """MACs of the whole layer; `wants` names the context entries that the next layer or a reducer reads."""

@@ -101,6 +101,12 @@ class Attribute:
         return tuple(field.name for field in dataclasses.fields(self.kind) if field.type in (int, "int"))
 
     @property
+    def required(self) -> int:
+        """How many of a plan's integers have no default; later versions add fields with one."""
+        fields = dataclasses.fields(self.kind)
+        return sum(field.name in self.fields and field.default is dataclasses.MISSING for field in fields)
+
+    @property
     def schema(self) -> str:
         return "int[]" if self.is_plan else self.kind.__name__
 
@@ -217,7 +223,7 @@ def flatten(op: Operation) -> Callable[[Sequence[Any]], Sequence[Any]]:
 def _plan(attribute: Attribute, *numbers: int) -> Any:
     """Cached: a model asks for the same few plans, and making one takes microseconds."""
     names = attribute.fields
-    if len(numbers) != len(names) or not all(0 <= x <= LARGEST for x in numbers):
+    if not attribute.required <= len(numbers) <= len(names) or not all(0 <= x <= LARGEST for x in numbers):
         given = f"got {list(numbers)}"
         raise UserError(
             f"{attribute.name} must be {len(names)} integers from 0 to {LARGEST} ({', '.join(names)}), {given}"

@@ -1,17 +1,18 @@
-"""Merging of similar tokens: every second patch is matched with the most similar other patch, and the most similar
-pairs are merged.
+"""Merging of similar tokens: the patches are divided into sources and targets, each source is matched with the most
+similar target, and r sources are merged into theirs.
 
-    a, b = the patches 1, 3, 5, … and 0, 2, 4, … (ToMe's partition if there is one prefix token)
+    sources a, targets b = the patches 1, 3, 5, … and 0, 2, 4, … (ToMe's partition if there is one prefix token),
+                           or, with `sources`, the so many least important patches and the others
     s_i  = max over j of cos(key of a_i, key of b_j) − protect · log(importance of a_i)
-    the r patches of a with the largest s_i are merged into their partner in b: a mean weighted by the tokens that
-    each patch represents
+    the r sources with the largest s_i are merged into their target: a mean weighted by the tokens that each patch
+    represents
 
-The remaining patches of a come first in the result, in their order, then b. On equal s, the earlier patch is merged,
-into the earlier partner. With `window`, a partner lies in the same window of the grid; a patch without one is merged
-last.
+The remaining sources come first in the result, in their order, then the targets. On equal s, the earlier patch is
+merged, into the earlier target; of equally important patches the later is a source. With `window`, a target lies in the
+same window of the grid; a source without one is merged last.
 
-Shapes: B batch · N tokens, prefix first · n patches · m = n − r remaining patches · C width · D width of a key.
-This file is the PyTorch definition, differentiable in x and sizes.
+Shapes: B batch · N tokens, prefix first · n patches · A sources · m = n − r remaining patches · C width · D width of a
+key. This file is the PyTorch definition, differentiable in x and sizes.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..errors import UserError
 @dataclasses.dataclass(frozen=True)
 class Merging:
     """The plan of a call: a grid of `height` × `width` with `prefix` tokens in front, the number of `patches` present,
-    and the number `r` of patches to merge."""
+    the number `r` of patches to merge, and the number of `sources` (0: every second patch)."""
 
     height: int
     width: int
@@ -37,14 +38,21 @@ class Merging:
     patches: int
     r: int
     window: int = 0
+    sources: int = 0
     protect: float = 0.0
 
     def __post_init__(self) -> None:
-        if min(self.height, self.width, self.prefix, self.patches, self.r, self.window) < 0:
+        if min(self.numbers) < 0:
             raise UserError(f"{self}: no number may be below 0")
-        if self.r > self.patches // 2:
-            most = self.patches // 2
-            raise UserError(f"{self.r} of {self.patches} patches cannot merge: {most} at most have a partner")
+        if self.sources and self.sources >= self.patches:
+            raise UserError(f"{self.sources} of {self.patches} patches cannot be sources: one at least is a target")
+        if self.r > self.seeking:
+            raise UserError(f"{self.r} of {self.patches} patches cannot merge: {self.seeking} at most have a partner")
+
+    @property
+    def seeking(self) -> int:
+        """The number of sources."""
+        return self.sources or self.patches // 2
 
     @property
     def tokens(self) -> int:
@@ -66,12 +74,12 @@ class Merging:
     @property
     def numbers(self) -> list[int]:
         """All fields but `protect`, as the kernel takes them."""
-        return [self.height, self.width, self.prefix, self.patches, self.r, self.window]
+        return [self.height, self.width, self.prefix, self.patches, self.r, self.window, self.sources]
 
     @property
     def partners(self) -> int:
-        """The average number of patches that a patch is compared with."""
-        others = self.patches - self.patches // 2
+        """The average number of targets that a source is compared with."""
+        others = self.patches - self.seeking
         return min(others, -(-others * self.window**2 // max(1, self.cells))) if self.window else others
 
 
@@ -102,7 +110,7 @@ def merge(
         x: The tokens.
         keys: [B, N, D], or [B, H, N, D], which is averaged over heads.
         plan: The grid and the number of patches to merge.
-        importance: [B, N]; with `plan.protect`, important patches are merged later.
+        importance: [B, N]; divides patches into sources and targets, and with `plan.protect` spares important sources.
         sizes, cells, owners: The result of earlier merging: [B, n], [B, n], [B, height · width]. None: each patch
             represents itself, at its own position.
     """
@@ -110,40 +118,62 @@ def merge(
     keys = keys if keys.ndim == 3 else keys.mean(1)
     if cells is None:
         cells = torch.arange(n, device=x.device).expand(x.shape[0], n)
-    index = match(keys[:, P:], plan, None if importance is None else importance[:, P:], cells)
+    with torch.no_grad():
+        importance = None if importance is None else importance[:, P:]
+        sources, targets = divide(plan, importance, cells)
+        index = match(keys[:, P:], plan, importance, cells, sources, targets)
     merged, total = join(x[:, P:], index, plan.left, sizes)
-    # b is scattered last: a merged patch keeps the position of its partner in b.
+    # Targets are scattered last: a merged patch keeps the position of its target.
     places = cells.new_empty(x.shape[0], plan.left)
-    places = places.scatter(1, index[:, 1::2], cells[:, 1::2]).scatter(1, index[:, ::2], cells[:, ::2])
+    for part in (sources, targets):
+        places = places.scatter(1, index.gather(1, part), cells.gather(1, part))
     moved = reowned(index, cells, owners, plan.cells)
     return Merged(torch.cat([x[:, :P], merged], dim=1), total, places, moved)
 
 
-@torch.no_grad()
-def match(keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor) -> Tensor:
+def divide(plan: Merging, importance: Tensor | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """The sources [B, A] and the targets [B, n − A], each in ascending order, for `like` [B, n]."""
+    if not plan.sources:
+        every = torch.arange(plan.patches, device=like.device).expand_as(like)
+        return every[:, 1::2], every[:, ::2]
+    if importance is None:
+        raise UserError(f"{plan.sources} sources are chosen by importance, but none is given")
+    order = importance.argsort(dim=1, descending=True, stable=True)
+    targets, sources = order.split([plan.patches - plan.sources, plan.sources], dim=1)
+    return sources.sort(dim=1).values, targets.sort(dim=1).values
+
+
+def match(
+    keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor, sources: Tensor, targets: Tensor
+) -> Tensor:
     """The index of each patch in the result, for keys [B, n, D]: [B, n]."""
-    likeness, partner = similarities(keys, plan, importance, cells)
+    likeness, partner = similarities(keys, plan, importance, cells, sources, targets)
     order = likeness.argsort(dim=-1, descending=True, stable=True)
     goes = torch.zeros_like(partner, dtype=torch.bool).scatter(1, order[:, : plan.r], True)
-    B, half = partner.shape
-    stays = half - plan.r
-    index = partner.new_empty(B, plan.patches)
-    index[:, 1::2] = torch.where(goes, stays + partner, (~goes).cumsum(1) - 1)
-    index[:, ::2] = torch.arange(stays, stays + plan.patches - half, device=keys.device)
-    return index
+    stays = plan.seeking - plan.r
+    index = torch.where(goes, stays + partner, (~goes).cumsum(1) - 1)
+    numbers = torch.arange(stays, plan.left, device=keys.device).expand_as(targets)
+    return torch.empty_like(cells).scatter(1, sources, index).scatter(1, targets, numbers)
 
 
-def similarities(keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor) -> tuple[Tensor, Tensor]:
-    """For every patch of a: s of its best pair, and the partner, both [B, n // 2]."""
+def similarities(
+    keys: Tensor, plan: Merging, importance: Tensor | None, cells: Tensor, sources: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """For every source: s of its best pair, and the number of its target, both [B, A]."""
     unit = F.normalize(keys.float(), dim=-1)
-    cosine = unit[:, 1::2] @ unit[:, ::2].transpose(1, 2)
+    cosine = _rows(unit, sources) @ _rows(unit, targets).transpose(1, 2)
     if plan.window:
         window = windows(plan, cells)
-        cosine = cosine.masked_fill(window[:, 1::2, None] != window[:, None, ::2], -torch.inf)
+        apart = window.gather(1, sources)[:, :, None] != window.gather(1, targets)[:, None]
+        cosine = cosine.masked_fill(apart, -torch.inf)
     likeness, partner = cosine.max(dim=-1)
     if plan.protect and importance is not None:
-        likeness = likeness - plan.protect * importance[:, 1::2].float().log()
+        likeness = likeness - plan.protect * importance.gather(1, sources).float().log()
     return likeness, partner
+
+
+def _rows(x: Tensor, index: Tensor) -> Tensor:
+    return x.gather(1, index[..., None].expand(-1, -1, x.shape[2]))
 
 
 def windows(plan: Merging, cells: Tensor) -> Tensor:
@@ -172,4 +202,4 @@ def reowned(index: Tensor, cells: Tensor, owners: Tensor | None, count: int) -> 
 
 def macs(plan: Merging, width: int) -> int:
     """Multiply-accumulates of the comparison, for keys of this width."""
-    return plan.patches // 2 * plan.partners * width
+    return plan.seeking * plan.partners * width

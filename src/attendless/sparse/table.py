@@ -140,7 +140,7 @@ sparsifiner = Operation(
 
 merge = Operation(
     "merge",
-    "token merging: `plan.r` patches are averaged with the patch whose key is most similar",
+    "token merging: `plan.r` source patches are averaged with the target whose key is most similar",
     (
         TensorArg("x", "B N C"),
         TensorArg("keys", "B H N D", omits="H", part=1),

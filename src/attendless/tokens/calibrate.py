@@ -91,6 +91,8 @@ class _Counter(ToMe):
         assert context.keys is not None
         P = grid.prefix
         weight = None if importance is None else importance.mean(1)[:, P:]
-        likeness, _ = merging.similarities(context.keys.mean(1)[:, P:], self.plan(grid), weight, grid.places(x))
+        plan, cells = self.plan(grid), grid.places(x)
+        parts = merging.divide(plan, weight, cells)
+        likeness, _ = merging.similarities(context.keys.mean(1)[:, P:], plan, weight, cells, *parts)
         self.pairs += int((likeness > self.threshold).sum())
         return x, context

@@ -1,6 +1,6 @@
 """EViT: keep the patches with the most attention of the class token; drop the others, or fuse them into one token.
 
-    score = class token's attention, averaged over heads (no class token: that of the mean query)
+    score = class token's attention, averaged over heads (no class token: `attention.provided`)
     ⌈keep · n⌉ of n patches stay, in their order; with `fuse`, Σ score · x of the others is one more token, the last
 
 in the layers `at`. Later layers treat the fused token like any other. Training can start with keep=1 and decrease it

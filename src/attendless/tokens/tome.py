@@ -54,7 +54,9 @@ class ToMe(ScheduledReducer):
     def plan(self, grid: Grid) -> Merging:
         given, patches = self.options, grid.patches
         rows = grid.depth * grid.height  # frames are stacked into one tall grid
-        return Merging(rows, grid.width, grid.prefix, patches, self.removing(patches), given.window, protect=given.protect)
+        return Merging(
+            rows, grid.width, grid.prefix, patches, self.removing(patches), given.window, protect=given.protect
+        )
 
     def macs(self, grid: Grid) -> Macs:
         return Macs() if self.returns else Macs(other=merging.macs(self.plan(grid), self.head_dim))

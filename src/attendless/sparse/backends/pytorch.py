@@ -112,11 +112,11 @@ class SparsifinerInTorch(Backend):
 
 @register_backend
 class MergeInTorch(Backend):
-    op, name, about, standing = "merge", "torch", "every patch compared with every other", 1
+    op, name, about, standing = "merge", "torch", "every source compared with every target", 1
 
     def macs(self, case: Case) -> int:
-        others = case.plan.patches - case.plan.patches // 2
-        return case.batch * (case.plan.patches // 2) * others * case.width
+        sources = case.plan.seeking
+        return case.batch * sources * (case.plan.patches - sources) * case.width
 
     def run(self, case: Case, x: Tensor, keys: Tensor, **more: Tensor | None) -> Merged:
         return merging.merge(x, keys, case.plan, **more)
