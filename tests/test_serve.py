@@ -82,7 +82,7 @@ def ask(app: Any, method: str, path: str, **more: Any) -> Any:
     import asyncio
 
     async def send() -> Any:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return await client.request(method, path, **more)
 
     return asyncio.run(send())
@@ -284,6 +284,18 @@ def test_bad_requests_are_refused_with_a_reason(app: Any, name: str) -> None:
     assert reason in found.json()["error"]
 
 
+def test_a_thin_picture_takes_little_time(app: Any) -> None:
+    began = time.monotonic()
+    assert ask(app, "POST", "/predict", content=png(np.zeros((1, 9_999, 3), np.uint8))).status_code == 200
+    assert time.monotonic() - began < 2
+
+
+def test_a_request_for_another_host_is_refused(app: Any) -> None:
+    found = ask(app, "GET", "/health", headers={"Host": "evil.example"})
+    assert found.status_code == 403
+    assert "evil.example" in found.json()["error"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "says"),
     [
@@ -346,9 +358,9 @@ def test_health_metrics_and_page(app: Any, engine: Engine) -> None:
     assert 'attendless_requests_total{status="415"} 1.0' in measured
     assert 'attendless_errors_total{kind="picture"} 1.0' in measured
     page = ask(app, "GET", "/").text
-    assert "http://test/predict" in page
+    assert "http://localhost/predict" in page
     assert "<script" not in page
-    assert "//" not in page.replace("http://test/", ""), "nothing comes from elsewhere"
+    assert "//" not in page.replace("http://localhost/", ""), "nothing comes from elsewhere"
 
 
 def test_health_while_no_worker_is_there(app: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

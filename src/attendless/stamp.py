@@ -78,6 +78,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def most_at_once() -> int:
+    """The largest number of threads or processes of one kind that a command starts: more would exhaust the machine."""
+    return max(64, 4 * cores())
+
+
 def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)

@@ -101,11 +101,11 @@ def budget(parser: argparse.ArgumentParser, default: float, of: str) -> None:
 
 
 def jobs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--jobs", metavar="J", type=positive, help="runs in parallel (default: one per core)")
+    parser.add_argument("--jobs", metavar="J", type=at_least_one, help="runs in parallel (default: one per core)")
 
 
 def threads(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--threads", metavar="T", type=positive, help="CPU threads (default: chosen by torch)")
+    parser.add_argument("--threads", metavar="T", type=at_least_one, help="CPU threads (default: chosen by torch)")
 
 
 def use_threads(args: argparse.Namespace) -> None:
@@ -129,6 +129,9 @@ def features(parser: argparse.ArgumentParser) -> None:
 def host(parser: argparse.ArgumentParser) -> None:
     text = "address to listen on; 127.0.0.1 is this machine alone"
     parser.add_argument("--host", metavar="H", default="127.0.0.1", help=text)
+    text = "other names of this server; requests for a host that is neither these, --host, localhost nor an IP address "
+    text += "are refused; * accepts all (default: none)"
+    parser.add_argument("--allow-host", metavar="NAME", nargs="+", default=[], help=text)
 
 
 def opening(parser: argparse.ArgumentParser) -> None:
@@ -204,7 +207,7 @@ def percent(text: str) -> float:
 def _number(text: str, expected: str, good: Callable[[float], bool]) -> float:
     """A finite number for which `good` holds; the error states what was `expected`."""
     try:
-        found = float(text)
+        found = float(text) if text.isascii() and "_" not in text else math.nan
     except ValueError:
         found = math.nan
     if not math.isfinite(found) or not good(found):
@@ -229,6 +232,29 @@ def _whole(text: str, least: int, most: int = 999_999_999) -> int:
     if not good or not least <= int(text) <= most:
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected a whole number from {least} to {most}")
     return int(text)
+
+
+def processes(text: str) -> int:
+    """A number of processes; 0 is none."""
+    return _bounded(text, 0)
+
+
+def at_least_one(text: str) -> int:
+    """A number of threads or processes."""
+    return _bounded(text, 1)
+
+
+def _bounded(text: str, least: int) -> int:
+    from attendless.stamp import cores, most_at_once
+
+    try:
+        return _whole(text, least, most_at_once())
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, because this machine has {cores()} cores") from None
+
+
+def finite(text: str) -> float:
+    return _number(text, "a number", lambda found: True)
 
 
 def above_zero(text: str) -> float:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", type=arguments.target("comparison"), default=default, help=text)
     arguments.jobs(parser)
     text = "CPU threads of each run and measurement"
-    parser.add_argument("--threads", metavar="T", type=arguments.positive, default=1, help=text)
+    parser.add_argument("--threads", metavar="T", type=arguments.at_least_one, default=1, help=text)
     text = "run on a Ray cluster: its address, `auto` or `local` (default: on this machine)"
     parser.add_argument("--ray", metavar="ADDRESS", help=text)
     arguments.budget(parser, 2.0, "attention and size")

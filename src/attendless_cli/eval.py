@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", metavar="B", type=arguments.positive, help=text)
     arguments.images(parser, "all")
     text = "processes that decode images"
-    parser.add_argument("--workers", metavar="W", type=arguments.count, default=1, help=text)
+    parser.add_argument("--workers", metavar="W", type=arguments.processes, default=1, help=text)
     arguments.threads(parser)
     arguments.json(parser)
 

@@ -42,6 +42,13 @@ def _port(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> None:
+    from attendless_lab.explore.folder import own_folder
+
+    with own_folder():
+        _explore(args)
+
+
+def _explore(args: argparse.Namespace) -> None:
     from attendless.attention import named
     from attendless.convert import open_model
     from attendless.convert.source import random_weights
@@ -67,12 +74,11 @@ def run(args: argparse.Namespace) -> None:
         note += " The weights are random: these are the maps of an untrained model (give `--weights`)."
         print("random weights: give --weights or --pretrained to see the maps of a trained model", file=sys.stderr)
     shown = list(dict.fromkeys([*args.attention, *ATTENTIONS]))
-    with page.own_folder():
-        built = page.build(explorer, transform, prepare(picture, transform), shown, note)
-        with page.serving(built, args.host, args.port) as address:
-            if args.host not in ("127.0.0.1", "localhost", "::1"):
-                print("anyone who can reach this address can use it", file=sys.stderr)
-            about = {"model": args.model, "attention": shown, "size": list(size)}
-            output.write_json(args.json, {"rows": [{**about, "address": address}]})
-            print(f"{address}  (Ctrl-C ends it)", flush=True)
-            threading.Event().wait()
+    built = page.build(explorer, transform, prepare(picture, transform), shown, note)
+    with page.serving(built, args.host, args.port, args.allow_host) as address:
+        if args.host not in ("127.0.0.1", "localhost", "::1"):
+            print("anyone who can reach this address can use it", file=sys.stderr)
+        about = {"model": args.model, "attention": shown, "size": list(size)}
+        output.write_json(args.json, {"rows": [{**about, "address": address}]})
+        print(f"{address}  (Ctrl-C ends it)", flush=True)
+        threading.Event().wait()

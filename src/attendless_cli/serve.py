@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "milliseconds that an image waits for others"
     parser.add_argument("--wait-ms", metavar="W", type=arguments.not_negative, default=5.0, help=text)
     text = "worker processes that hold the model"
-    parser.add_argument("--workers", metavar="W", type=arguments.positive, default=1, help=text)
+    parser.add_argument("--workers", metavar="W", type=arguments.at_least_one, default=1, help=text)
     text = "requests in progress; more receive status 503"
     parser.add_argument("--queue", metavar="Q", type=arguments.positive, default=64, help=text)
     text = "largest request in megabytes"
@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
     from attendless.serve import Settings, serve
 
     settings = Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)})
+    settings = dataclasses.replace(settings, allow_host=tuple(args.allow_host))
 
     def ready(card: Any, address: str) -> None:
         if card.random:

@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser, *, seeds: bool = False) -> None:
     else:
         parser.add_argument("--seed", metavar="S", type=arguments.count, help=f"seed of every random draw {kept}")
     text = f"processes that prepare images (default: {'0' if seeds else 'as many as suit the machine'})"
-    parser.add_argument("--workers", metavar="W", type=arguments.count, help=text)
+    parser.add_argument("--workers", metavar="W", type=arguments.processes, help=text)
     text = "other fields of the recipe, such as lr=1e-3 drop_path=0.1; `attendless recipes` lists them " + kept
     parser.add_argument("--set", metavar="KEY=VALUE", nargs="+", action="extend", default=[], help=text)
 

@@ -54,8 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _pixel(text: str) -> tuple[float, float]:
     try:
-        x, y = (float(part) for part in text.split(","))
-    except ValueError:
+        x, y = map(arguments.finite, text.split(","))
+    except (ValueError, argparse.ArgumentTypeError):
         raise argparse.ArgumentTypeError(f"{text[:40]!r}: expected X,Y in pixels, such as 310,150") from None
     return x, y
 

@@ -24,6 +24,7 @@ from ..predict.answers import read_answers
 from ..sizes import size_text
 from ..stamp import cores
 from .engine import Engine, Failed
+from .hosts import KnownHosts
 from .intake import FORMATS, Refused, read_body, read_picture
 from .metrics import Counted, Metrics
 from .settings import Settings
@@ -121,7 +122,8 @@ def make_app(engine: Engine, card: Card, desk: Desk, metrics: Metrics) -> Any:
         text = f"{error.detail}: {asked}; there are POST /predict, GET /, GET /health and GET /metrics"
         return wrong(error.status_code, "request", text, **(error.headers or {}))
 
-    return Counted(app, metrics, time.monotonic)
+    known = KnownHosts(app, (settings.host, *settings.allow_host))
+    return Counted(known, metrics, time.monotonic)
 
 
 def _about(card: Card) -> dict[str, Any]:

@@ -33,8 +33,10 @@ def serve(
     """Serve until SIGTERM or Ctrl-C; then answer what has been accepted, and return. Needs the main thread."""
     need("serve", "fastapi", "uvicorn", "python_multipart", "prometheus_client")
     import uvicorn
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     from .app import Desk, make_app
+    from .connection import limited
     from .engine import Engine
     from .metrics import Metrics
 
@@ -64,6 +66,7 @@ def serve(
                 lifespan="off",
                 server_header=False,
                 limit_concurrency=settings.queue + IDLE,
+                http=limited(AutoHTTPProtocol),
             )
             server = Server(config)
             stop.append(server.handle_exit)

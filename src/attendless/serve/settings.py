@@ -8,7 +8,7 @@ import dataclasses
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """`batch` pictures are computed at once, gathered for `wait_ms`; `queue` requests are served at a time, more are
-    told to come again."""
+    told to come again. Requests name the server by an IP address, `localhost`, `host` or a name of `allow_host`."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -19,6 +19,7 @@ class Settings:
     topk: int = 5
     max_mb: float = 10.0
     max_megapixels: float = 50.0
+    allow_host: tuple[str, ...] = ()
 
     @property
     def most_bytes(self) -> int:

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 
 from ..errors import UserError, unknown
 from ..options import Options, option, parse_options
+from ..stamp import cores, most_at_once
 from .learning import Learning
 
 O = TypeVar("O", bound=Options)
@@ -57,6 +58,12 @@ class Run(Options):
     keep: int = option(3, "checkpoints to keep", low=1)
     log_every: int = option(50, "steps between rows of metrics.jsonl", low=1)
     tensorboard: bool = option(False, "also write TensorBoard events")
+
+    def __post_init__(self) -> None:
+        if self.workers > most_at_once():
+            raise UserError(
+                f"workers={self.workers}: expected at most {most_at_once()} on a machine of {cores()} cores"
+            )
 
 
 def deit() -> Recipe:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +19,9 @@ from .sides import OWN, Explorer, keep_of, with_keep
 
 try:
     import gradio as gr
+    from starlette.middleware import Middleware
+
+    from attendless.serve.hosts import KnownHosts
 except ImportError:
     raise UserError("exploring needs gradio: pip install 'attendless[app]'") from None
 
@@ -136,32 +137,17 @@ def check_place(host: str, port: int) -> None:
 
 
 @contextmanager
-def serving(page: Any, host: str, port: int) -> Iterator[str]:
-    """Inside, the page is at the address given."""
+def serving(page: Any, host: str, port: int, names: Sequence[str] = ()) -> Iterator[str]:
+    """Inside, the page is at the address given, for requests to an IP address, `localhost`, `host` or a name given."""
     _, address, _ = page.launch(
         server_name=host, server_port=port, prevent_thread_lock=True, quiet=True, share=False, inbrowser=False,
         max_file_size=MOST_BYTES, ssr_mode=False, show_error=True, css=STYLE, footer_links=[],
+        app_kwargs={"middleware": [Middleware(KnownHosts, names=(host, *names))]},
     )  # fmt: skip
     try:
         yield address
     finally:
         page.close(verbose=False)
-
-
-@contextmanager
-def own_folder() -> Iterator[None]:
-    """Inside, gradio keeps what visitors hand in to itself, and afterwards it is gone; it tells nobody anything."""
-    with tempfile.TemporaryDirectory(prefix="attendless-explore-") as folder:
-        ours = {"GRADIO_TEMP_DIR": folder, "GRADIO_ANALYTICS_ENABLED": "False"}
-        before = {name: os.environ.get(name) for name in ours}
-        os.environ.update(ours)
-        try:
-            yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
 
 
 def _board() -> Any:
