@@ -123,6 +123,8 @@ TABLE = [
     spec("option out of range", "foveal:keep=7", "out of range"),
     spec("option negative", "foveal:keep=-1", "out of range"),
     spec("option NaN", "foveal:keep=nan", "keep"),
+    spec("option in other digits", "foveal:keep=٠.٥", "cannot be read"),
+    spec("option with an underscore", "window:size=1_0", "cannot be read"),
     spec("option of another type", "foveal:keep=much", "cannot be read"),
     spec("attention for too many layers", "99xfull", "99|read"),
     spec("attention without a keep to tune", "full", "no keep option", "tune"),
@@ -131,7 +133,18 @@ TABLE = [
         word(f"size {size}", "size", "info", "--size", size)
         for size in ("0", "-1", "1000000000", "384x", "x", "1e3", "²", "32x32x32", "nan", "")
     ),
+    word("size beyond reason", "'1000000' is too large: expected at most 65,536", "info", "--size", "1000000"),
     word("size no multiple of the patch", "33", "info", "--size", "33"),
+    # numbers
+    word("batch in other digits", "'٣': expected a whole number", "train", "--batch", "٣"),
+    word("budget in other digits", "'٣': expected a number", "bench", "--budget", "٣"),
+    word("field in other digits", "cannot be read", "train", "--set", "lr=٣"),
+    word("layers in other digits", "cannot be read", "convert", "--layers", "٠", "--out", "x.safetensors"),
+    word("pixel in other digits", "expected X,Y", "show", "--query", "٣,٣"),
+    word("workers beyond reason", "expected a whole number from 0 to", "train", "--workers", "100000"),
+    word("threads beyond reason", "expected a whole number from 1 to", "train", "--threads", "1000000"),
+    word("jobs beyond reason", "expected a whole number from 1 to", "compare", "--jobs", "100000"),
+    word("comparison without training", "epochs=0: a comparison trains", "compare", "--epochs", "0"),
     # weights
     weights("missing", "none.safetensors", "none.safetensors"),
     weights("empty", "empty.safetensors", "empty.safetensors"),
@@ -281,6 +294,7 @@ TABLE = [
     word("name unknown", "unknown attention 'nothing'", "list", "nothing"),
     # detection and segmentation
     word("task unknown", "unknown value 'segmentatoin'. Did you mean 'segmentation'", "eval", "--task", "segmentatoin"),
+    Bad("task of a classifier", "holds a classifier", "eval", DETECTION, model="saved.safetensors"),
     word("task of a bare model", "expected a file that `attendless train --task` wrote", "eval", *DETECTION),
     word("several scales of a class", "is for segmentation", "eval", "--several-scales"),
     word("head unknown", "unknown head 'retina'. Did you mean 'retinanet'", "train", *DETECTION, "--head", "retina"),

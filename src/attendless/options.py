@@ -301,10 +301,17 @@ def _value(text: str, hint: Any, where: str) -> Any:
         return text
     else:
         try:
-            return hint(text)
+            return hint(plain_number(text))
         except ValueError:
             pass
     raise UserError(f"{where}={text!r} cannot be read: expected {_type_text(hint)}")
+
+
+def plain_number(text: str) -> str:
+    """`text`, unless it holds digits of other scripts or underscores, which `int` and `float` accept; then raise."""
+    if not text.isascii() or "_" in text:
+        raise ValueError(f"{text!r}: expected a number in the digits 0 to 9")
+    return text
 
 
 def field_text(field: dataclasses.Field[Any], value: Any) -> str:

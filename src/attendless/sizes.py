@@ -20,8 +20,10 @@ def parse_size(size: int | tuple[int, int] | str) -> Size:
         parts = size.lower().split("x")
         good = len(parts) <= 2 and all(part.isascii() and part.isdecimal() and len(part) < 10 for part in parts)
         sides = (int(parts[0]), int(parts[-1])) if good else ()
-    if len(sides) != 2 or not all(isinstance(side, int) and 0 < side <= _LONGEST for side in sides):
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
         raise UserError(f"size {size!r} cannot be read: expected S or HxW in pixels, such as 384 or 240x320")
+    if max(sides) > _LONGEST:
+        raise UserError(f"size {size!r} is too large: expected at most {_LONGEST:,} px on each side, such as 384")
     return sides[0], sides[1]
 
 

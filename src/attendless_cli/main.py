@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import re
 import signal
@@ -71,15 +72,28 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def main(argv: Sequence[str]) -> int:
+    _print_any_name()
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # libraries of torch would end the process without a reason
+        fail("the working directory has been deleted: change to one that exists (cd)")
     try:
         with _leaving_at_once():
             args = _parser().parse_args(argv)
             if args.version or args.command is None:
                 return _without_command(args)
             import attendless  # noqa: F401 (takes seconds, which Ctrl-C may interrupt)
-        return _run(args)
+        with _cleaning_up():
+            return _run(args)
     except KeyboardInterrupt:
         return _stopped()
+
+
+def _print_any_name() -> None:
+    """Let names of files that are not text be printed with escapes, in place of an error after all the work."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _parser() -> Parser:
@@ -158,6 +172,29 @@ def _memory(error: Exception) -> str | None:
         return None
     found = re.search(r"allocate (\d+) bytes", text)
     return f" for {int(found[1]) / 1e9:,.1f} GB at once" if found else ""
+
+
+@contextlib.contextmanager
+def _cleaning_up() -> Iterator[None]:
+    """Let SIGTERM end a command as Ctrl-C does, so that temporary files go. Commands with a handler of their own
+    (`serve`, `train`) install it later."""
+    listening = threading.current_thread() is threading.main_thread()
+    if not listening or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    process = os.getpid()
+
+    def stop(number: int, frame: object) -> None:
+        if os.getpid() != process:  # a forked worker, whose files are not its own
+            os._exit(130)
+        signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,13 @@ def open_file(args: argparse.Namespace) -> Any:
 
     if not os.path.isfile(args.model):
         raise UserError(f"--task {args.task}: expected a file that `attendless train --task` wrote, not {args.model!r}")
-    return load(args.model)
+    model = load(args.model)
+    if not hasattr(model, "task"):
+        raise UserError(
+            f"--task {args.task}: {args.model!r} holds a classifier; expected a file that `attendless train --task "
+            f"{args.task}` wrote. Leave out --task to classify with this one"
+        )
+    return model
 
 
 def evaluate(args: argparse.Namespace) -> int:

@@ -101,9 +101,9 @@ def _pays_from(slots: list[Slot], specs: list[Spec], size: Size) -> int | None:
 
 # Selecting layers by text: `2:`, `:4`, `-2:`, `0,3-5` -----------------------------------------------------------------
 
-_SLICE = re.compile(r"(-?\d+)?:(-?\d+)?")
-_RANGE = re.compile(r"(\d+)-(\d+)")
-_SINGLE = re.compile(r"-?\d+")
+_SLICE = re.compile(r"(-?[0-9]+)?:(-?[0-9]+)?")
+_RANGE = re.compile(r"([0-9]+)-([0-9]+)")
+_SINGLE = re.compile(r"-?[0-9]+")
 
 
 def select_layers(layers: str | Iterable[int] | None, count: int) -> frozenset[int]:

@@ -137,6 +137,8 @@ def check(variants: Sequence[Variant]) -> dict[str, Source]:
     sources: dict[str, Source] = {}
     for variant in variants:
         data = variant.setting.data
+        if not variant.setting.recipe.epochs:
+            raise UserError("epochs=0: a comparison trains every attention, so give at least 1")
         if data not in sources:
             sources[data] = open_splits(data)[0]
         classes = len(sources[data].classes)
