@@ -276,7 +276,12 @@ def test_what_may_be_quicker_is_said() -> None:
 def test_the_clock_is_shown_as_many_images_as_are_asked_for(model: torch.nn.Module, images: torch.Tensor) -> None:
     assert repeat_to_batch(images[:3], 5).equal(images[[0, 1, 2, 0, 1]])
     sizes: set[int] = set()
-    hook = model.patch_embed.register_forward_hook(lambda _, given, __: sizes.add(len(given[0])))
+
+    def seen(module: torch.nn.Module, given: tuple[torch.Tensor, ...], out: object) -> None:
+        if isinstance(module, timm.layers.PatchEmbed):
+            sizes.add(len(given[0]))
+
+    hook = torch.nn.modules.module.register_module_forward_hook(seen)
     try:
         found = tune(model, images, batch=3, max_drop=100.0, **QUICK)
     finally:

@@ -2,10 +2,12 @@
 
 1. `token_times` measures the time of a block for a few numbers of tokens, with and without the reducer. `TimeModel`
    predicts the time of any schedule from it.
-2. The damage of a schedule is the divergence KL(baseline ‖ reduced) of the predictions on a few images.
-3. The search starts with regular schedules: the same number of tokens in every layer, every second or every fourth,
-   between two layers. It then mutates the schedules that no other beats in both time and damage: tokens move from one
-   layer to another, or a layer removes more or fewer.
+2. `token_sensitivities` measures the divergence KL(baseline ‖ reduced) of the predictions if one layer alone removes
+   some of its tokens. `DamageModel` predicts the divergence of any schedule from it.
+3. `schedule_solver` finds the schedules with the lowest predicted divergence for their predicted time. A few are
+   measured, and the model is fitted to them.
+4. The search measures the best schedules and refines those that no other beats in both time and damage: tokens move
+   from one layer to another, or a layer removes more or fewer.
 
 Where tokens are removed matters as much as how many. The first layers save the most and damage the most. Where choosing
 tokens is slow, a few layers that remove many are better than many layers that remove few.
@@ -16,7 +18,6 @@ The search works for every reducer that states a `search_space`.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -33,13 +34,17 @@ from ..tokens import SearchSpace, parse_tokens, reducers
 from .block_times import TimeModel, block_rows, patches_after, repeat_to_batch, token_times
 from .candidates import with_tokens
 from .judge import divergence, logits, losses
+from .schedule_solver import LayerTime, front
 from .search import Search
+from .token_damage import DamageModel, token_sensitivities
 
-#: Number of schedules that the search judges.
-TRIALS = 96
-#: Regular schedules remove a share of the tokens in every n-th layer between two shares of the depth.
-_SPANS = ((1 / 12, 3 / 4), (1 / 6, 11 / 12), (1 / 3, 11 / 12))
-_EVERY, _REMOVED = (1, 2, 4), (0.45, 0.65, 0.8)
+#: Number of schedules that the search judges: of the solver's, and with their refinements.
+SOLVED, TRIALS = 20, 48
+#: Solved schedules to which the damage model is fitted.
+_ANCHORS = 4
+#: The schedule on which options of the reducer are compared: this share of the tokens, removed between these shares of
+#: the depth.
+_SPAN, _REMOVED = (1 / 6, 11 / 12), 0.65
 #: A mutation moves one in so many of the patches that a layer has before any reduction, or a few times that.
 _STEP = 40
 
@@ -52,6 +57,7 @@ class Schedule:
     tokens: the spec of the reducer, as `convert` takes it; empty for the unchanged model.
     ms: predicted milliseconds of all blocks.
     divergence: mean KL(baseline ‖ reduced) on the images of the search, in nats.
+    predicted: the divergence that the damage model predicted; 0 for schedules that were not solved.
     drop: expected accuracy drop on these images, in percentage points.
     """
 
@@ -60,6 +66,7 @@ class Schedule:
     ms: float
     divergence: float = 0.0
     drop: float = 0.0
+    predicted: float = 0.0
 
 
 def space_of(tokens: str) -> SearchSpace | None:
@@ -109,7 +116,7 @@ def schedules(backbone: Backbone, tokens: str, search: Search, max_drop: float) 
     with search.progress("searching token schedules", len(choices) + TRIALS) as step:
         for option, values in space.options.items():
             trials.choose(option, values, step)
-        return evolve(trials, max_drop, TRIALS, step)
+        return evolve(trials, max_drop, TRIALS, step, solved(trials, max_drop))
 
 
 class Judge(Protocol):
@@ -150,7 +157,7 @@ class Trials:
         for value in values:
             self.reducer = self.reducer.replace(**{option: value})
             try:
-                found = self.judged(self.removing(_regular(self.patches, _SPANS[1], 1, _REMOVED[1]))).divergence
+                found = self.judged(self.removing(_regular(self.patches))).divergence
             except UserError:  # an attention that does not provide what the reducer reads for this value
                 found = math.inf
             if found < least:
@@ -179,44 +186,85 @@ class Trials:
         changed = logits(self.view(tokens), self.search.images, tokens)
         return divergence(self.baseline, changed), 100 * float(losses(self.baseline, changed.argmax(-1)).mean())
 
+    def damage_model(self) -> DamageModel:
+        """A damage model from the sensitivities of the layers, not fitted yet."""
+
+        def alone(layer: int, removed: int) -> Any:
+            return with_tokens(
+                self.backbone, self._spec([removed if i == layer else 0 for i in range(len(self.patches))])
+            )
+
+        baseline = self.view("")
+        measured = self.search.log.get(
+            f"damage by layer of {self.reducer}",
+            partial(token_sensitivities, baseline, alone, self.patches, self.search.images, self.search.progress),
+        )
+        return DamageModel(tuple(self.patches), tuple(map(tuple, measured)))
+
+    def layer_times(self) -> Sequence[LayerTime]:
+        return self.time_model.layers(self.view(""))
+
     def _spec(self, removed: Sequence[int]) -> Spec:
         assert self.space is not None
         return self.reducer.replace(**{self.space.schedule: tuple(removed)})
 
 
-def evolve(judge: Judge, max_drop: float, trials: int, step: Callable[[int], None]) -> list[Schedule]:
+def solved(trials: Trials, max_drop: float) -> list[tuple[list[int], float]]:
+    """The schedules that the solver finds, each with its predicted divergence, from few tokens removed to many.
+
+    The damage model is fitted to a few measured schedules, and the schedules are solved again with it.
+    """
+    damage, times = trials.damage_model(), trials.layer_times()
+    found = front(damage, times)
+    anchors = [found[round(i * (len(found) - 1) / _ANCHORS)] for i in range(1, _ANCHORS)] if found else []
+    measured = [trials.judged(trials.removing(removed)) for removed in anchors]
+    within = [one for one in measured if one.drop <= max_drop] or measured[:1]
+    if not within:
+        return []
+    damage = damage.fitted([one.removed for one in within], [one.divergence for one in within])
+    worst = 2 * max(one.divergence for one in within)
+    best = [removed for removed in front(damage, times) if damage(removed) <= worst]
+    evenly = [best[round(i * (len(best) - 1) / max(1, SOLVED - 1))] for i in range(min(SOLVED, len(best)))]
+    return [(list(removed), damage(removed)) for removed in dict.fromkeys(evenly)]
+
+
+def evolve(
+    judge: Judge,
+    max_drop: float,
+    trials: int,
+    step: Callable[[int], None],
+    starts: Sequence[tuple[list[int], float]] = (),
+) -> list[Schedule]:
     """The schedules that no other one tried beats in both time and damage, slowest first.
 
-    The first is the unchanged model. None has an expected drop of more than `max_drop` percentage points.
+    The first is the unchanged model. None has an expected drop of more than `max_drop` percentage points. The search
+    tries `starts`, schedules with their predicted divergence, before it mutates the best schedules.
     """
-    draw, seen, front = random.Random(0), {judge.unchanged.removed}, list[Schedule]()
-    waiting = [_regular(judge.patches, *which) for which in itertools.product(_SPANS, _EVERY, _REMOVED)]
+    draw, seen, best = random.Random(0), {judge.unchanged.removed}, list[Schedule]()
+    waiting = list(starts)
     for _ in range(trials):
         for _ in range(100):  # a mutation may repeat a schedule, or be slower than the unchanged model
-            parent = draw.choice([judge.unchanged, *front])
-            removed = waiting.pop(0) if waiting else _mutated(parent.removed, judge.patches, draw)
+            parent = draw.choice([judge.unchanged, *best])
+            removed, predicted = waiting.pop(0) if waiting else (_mutated(parent.removed, judge.patches, draw), 0.0)
             found = judge.removing(removed)
             if found.removed not in seen and found.ms < judge.unchanged.ms:
                 break
         else:
             break
         seen.add(found.removed)
-        found = judge.judged(found)
-        if found.drop <= max_drop and not any(o.ms <= found.ms and o.divergence <= found.divergence for o in front):
-            front = [o for o in front if o.ms < found.ms or o.divergence < found.divergence] + [found]
+        found = dataclasses.replace(judge.judged(found), predicted=predicted)
+        if found.drop <= max_drop and not any(o.ms <= found.ms and o.divergence <= found.divergence for o in best):
+            best = [o for o in best if o.ms < found.ms or o.divergence < found.divergence] + [found]
         step(1)
-    return [judge.unchanged, *sorted(front, key=lambda one: -one.ms)]
+    return [judge.unchanged, *sorted(best, key=lambda one: -one.ms)]
 
 
-def _regular(patches: Sequence[int], span: tuple[float, float], every: int, share: float) -> list[int]:
-    """A share of the patches removed evenly in every n-th layer between two shares of the depth.
-
-    Never in the last layer: no layer after it would be faster.
-    """
-    first, end = (round(part * len(patches)) for part in span)
+def _regular(patches: Sequence[int]) -> list[int]:
+    """A share of the patches removed evenly in the layers of `_SPAN`, never in the last."""
+    first, end = (round(part * len(patches)) for part in _SPAN)
     first = min(first, max(0, len(patches) - 2))
-    layers = range(first, max(first + 1, min(end, len(patches) - 1)), every)
-    return [round(share * n / len(layers)) if i in layers else 0 for i, n in enumerate(patches)]
+    layers = range(first, max(first + 1, min(end, len(patches) - 1)))
+    return [round(_REMOVED * n / len(layers)) if i in layers else 0 for i, n in enumerate(patches)]
 
 
 def _mutated(removed: Sequence[int], patches: Sequence[int], draw: random.Random) -> list[int]:

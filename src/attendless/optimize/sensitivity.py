@@ -30,7 +30,7 @@ def layer_sensitivities(
     """
     chunks = images.split(BATCH)
     expected = [logits(backbone, chunk, "the model") for chunk in chunks]
-    states = _States(backbone, chunks) if is_backbone(backbone) else None
+    states = States(backbone, chunks) if is_backbone(backbone) else None
     total = torch.zeros(len(layers), 1 + len(specs))
     with progress("searching: one layer at a time", len(layers) * len(specs) * len(images)) as step:
         for row, layer in enumerate(layers):
@@ -46,7 +46,7 @@ def layer_sensitivities(
     return total / len(images)
 
 
-class _States:
+class States:
     """The tokens and context that enter one layer of a backbone, for each chunk of images."""
 
     def __init__(self, backbone: Backbone, chunks: Sequence[Tensor]) -> None:
