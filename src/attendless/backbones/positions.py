@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from timm.layers import resample_abs_pos_embed, trunc_normal_
+from timm.layers import trunc_normal_
 from timm.models.xcit import PositionalEncodingFourier
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..attention import Grid
 from .stem import to_map, to_tokens
@@ -31,7 +32,8 @@ class FourierPositions(nn.Module):
 
 
 class LearnedPositions(nn.Module):
-    """PVT's: one vector per cell, resampled on other grids; with `class_token`, also that token and its vector."""
+    """PVT's: one vector per cell, interpolated bilinearly on other grids; with `class_token`, also that token and its
+    vector."""
 
     def __init__(self, dim: int, grid: Grid, *, class_token: bool = False) -> None:
         super().__init__()
@@ -54,12 +56,20 @@ class LearnedPositions(nn.Module):
         new, old = [grid.height, grid.width], [self.made_for.height, self.made_for.width]
         if new == old:
             return self.pos_embed
-        return resample_abs_pos_embed(self.pos_embed, new, old, num_prefix_tokens=self.prefix)
+        cells = self.pos_embed[:, self.prefix :].mT.unflatten(2, old)
+        cells = F.interpolate(cells, new, mode="bilinear", align_corners=False).flatten(2).mT
+        return torch.cat([self.pos_embed[:, : self.prefix], cells], dim=1)
 
     def resize(self, grid: Grid) -> None:
-        with torch.no_grad():
-            self.pos_embed = nn.Parameter(self.on(grid).clone(), requires_grad=self.pos_embed.requires_grad)
+        self._replace(self.on(grid))
         self.made_for = grid
+
+    def drop_class_token(self) -> None:
+        self._replace(self.pos_embed[:, self.prefix :])
+        self.prefix, self.cls_token = 0, None
+
+    def _replace(self, positions: Tensor) -> None:
+        self.pos_embed = nn.Parameter(positions.detach().clone(), requires_grad=self.pos_embed.requires_grad)
 
     def no_weight_decay(self) -> set[str]:
         return {name for name, _ in self.named_parameters()}

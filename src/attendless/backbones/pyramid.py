@@ -6,6 +6,7 @@ The API is timm's; tokens are [B, N, C], prefix first, as in the columnar backbo
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any, cast
@@ -256,6 +257,17 @@ class Pyramid(Backbone, nn.Module):
             if number in ends:
                 maps.append(to_map(context.grid.restore(x), context.grid).contiguous())
         return maps, context
+
+    def drop_class_token(self) -> None:
+        """Go on without a class token and its position, as PVT does under dense heads."""
+        last = self.stages[-1]
+        if not self.num_prefix_tokens or last.positions is None:
+            return
+        last.positions.drop_class_token()
+        self.style = dataclasses.replace(self.style, class_token=False)
+        self.num_prefix_tokens, self.global_pool = 0, "avg"
+        for block in last.blocks:
+            block.attn.resize(self.grids()[-1])
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True

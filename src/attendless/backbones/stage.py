@@ -76,6 +76,12 @@ class Style:
         leave them as PyTorch draws them."""
         return self.embedding in ("overlap", "halving") or self.positions == "conv"
 
+    @property
+    def norms_maps(self) -> bool:
+        """Whether its authors norm each map under dense heads, as Swin's do. PVT's do not, and where every stage ends
+        in a norm there is one already."""
+        return not self.stage_norms and self.positions != "learned"
+
     def embed(self, in_chans: int, dim: int, stride: int) -> ConvEmbed:
         if self.embedding == "halving":
             return HalvingEmbed(in_chans, dim, stride, eps=self.embed_eps)

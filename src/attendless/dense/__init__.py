@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .draw import predict
     from .evaluating import evaluate
     from .features import extractor
+    from .mmseg import load_mmseg
     from .model import Dense, build
     from .training import train
 
@@ -19,10 +20,11 @@ _HOMES = {
     "build": "model",
     "evaluate": "evaluating",
     "extractor": "features",
+    "load_mmseg": "mmseg",
     "predict": "draw",
     "train": "training",
 }
-__all__ = ["Dense", "build", "evaluate", "extractor", "predict", "train"]
+__all__ = ["Dense", "build", "evaluate", "extractor", "load_mmseg", "predict", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Backbones as feature pyramids: images of any size → four maps, each half as fine as the one before.
 
-    a pyramid          its own stages of strides 4, 8, 16 and 32, each under a norm
+    a pyramid          its own stages of strides 4, 8, 16 and 32, each under a norm where its authors have one (Swin,
+                       but not PVT); a class token is dropped
     a column of tokens its last map, tokens that were dropped or merged put back where they stood, made finer by
                        transposed convolutions and coarser by pooling, as ViTDet does
 
@@ -10,7 +11,8 @@ Images are padded on the right and at the bottom until every stride divides them
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -53,8 +55,12 @@ class Features(nn.Module):
         else:
             self.stages = pyramid_stages(backbone)
             self.channels = [backbone.feature_info[i]["num_chs"] for i in self.stages]
-            plain = isinstance(backbone, Pyramid) and not backbone.style.stage_norms
-            self.make = nn.ModuleList(LayerNorm2d(width) if plain else nn.Identity() for width in self.channels)
+            norm: Callable[[int], nn.Module] = nn.Identity
+            if isinstance(backbone, Pyramid):
+                backbone.drop_class_token()
+                if backbone.style.norms_maps:
+                    norm = partial(LayerNorm2d, eps=backbone.style.norm_eps)
+            self.make = nn.ModuleList(norm(width) for width in self.channels)
             self.multiple = STRIDES[-1]
 
     def forward(self, images: Tensor) -> Maps:

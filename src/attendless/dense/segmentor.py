@@ -3,7 +3,7 @@
 semantic_fpn   torchvision's feature pyramid, each level brought to stride 4 by convolutions and doublings of its
                own (segmentation_models_pytorch's blocks, with group norms), added up
 upernet        segmentation_models_pytorch's decoder: pooled contexts, a pyramid, all levels fused; while training
-               a small head on the third map helps
+               a small head on the third map helps. Maps enter without further norms, as in mmsegmentation
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class UperNet(Segmentor):
         self.features, self.num_classes, self.chosen = features, num_classes, options
         # The decoder expects maps of the image and of its half in front of ours, and leaves them alone.
         self.decoder = UPerNetDecoder([3, 3, *features.channels], 5, options.channels)
+        self.decoder.feature_norms = nn.ModuleList()
         self.drop = nn.Dropout2d(options.drop)
         self.classify = nn.Conv2d(options.channels, num_classes, 1)
         aux = options.channels // 2

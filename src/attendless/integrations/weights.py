@@ -91,19 +91,25 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], num_classes: int 
     excused = tuple(f"{head}." for head in heads) if num_classes is not None else ()
     if num_classes is not None:
         adapted = {k: v for k, v in adapted.items() if not k.startswith(excused) or _fits(own, k, v)}
-    wrong = [f"{name} is missing" for name in own if name not in adapted and not name.startswith(excused or "\0")]
-    wrong += [f"{name} is unexpected" for name in adapted if name not in own]
+    load_strictly(model, adapted, excused)
+
+
+def load_strictly(model: nn.Module, weights: dict[str, Tensor], excused: tuple[str, ...] = ()) -> None:
+    """Load `weights` under the names of `model`, in place. Raise if one is missing, unexpected, of another shape or not
+    finite; weights whose names begin with one of `excused` may be missing."""
+    own = model.state_dict()
+    wrong = [f"{name} is missing" for name in own if name not in weights and not name.startswith(excused or "\0")]
+    wrong += [f"{name} is unexpected" for name in weights if name not in own]
     wrong += [
         f"{name} is {tuple(value.shape)}, not {tuple(own[name].shape)}"
-        for name, value in adapted.items()
+        for name, value in weights.items()
         if name in own and not _fits(own, name, value)
     ]
-    wrong += other_kind(own, adapted)
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise UserError(f"these weights do not fit the model: {wrong[0]}{more}")
-    check_finite(adapted.items(), "these weights are damaged")
-    model.load_state_dict(adapted, strict=False)
+    check_finite(weights.items(), "these weights are damaged")
+    model.load_state_dict(weights, strict=False)
 
 
 def _adapt(model: nn.Module, weights: dict[str, Tensor]) -> dict[str, Tensor]:

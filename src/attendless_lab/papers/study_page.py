@@ -24,7 +24,8 @@ attendless train bbvit_tiny --recipe bbvit --data IMAGENETTE --out runs/tiny    
 
 BBViT says so: BigBird's patterns 64.58 top-1 on Imagenette, full attention 53.33, three layers of width 512. In its
 released code the two models differ in more than the attention. BBViT has no output projection, which is the whole
-difference in parameters, and its R, W and G switch blocks of queries rather than patterns of keys. `bbvit_tiny`,
+difference in parameters, and its R, W and G switch blocks of queries rather than patterns of keys. Its attention has no
+dropout; its ViT drops attention weights and outputs at 0.1. `bbvit_tiny`,
 `bbvit_moderate`, `bbvit_vit_tiny` and `bbvit_vit_moderate` are the models as that code has them. One thing is not taken
 over: it draws new random blocks in every forward pass, also when it is judged; here they are drawn once for each layer
 and head.
