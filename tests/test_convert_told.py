@@ -42,7 +42,9 @@ def test_nothing_converted_says_why_and_from_which_size_it_pays() -> None:
     assert size is not None
     line = next(line for line in report.summary() if line.startswith("nothing was converted"))
     assert f"{WASTE} does not pay at 32 px" in line
-    assert line.endswith(f"it should pay from {size} px; fewer tokens pay at any size, such as tome:r=8")
+    assert line.endswith(
+        f"it should pay from {size} px; token merging, such as tome:r=8, may pay: `attendless bench` measures it"
+    )
     assert f"0 of {len(model.blocks)} layers converted, {len(model.blocks)} left full at 32 px" in report.summary()[1]
     # It is the size from which the same rule converts.
     assert convert(model, WASTE, size=size).attention == WASTE
@@ -60,7 +62,7 @@ def test_what_never_pays_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     _, report = convert_with_report(small(), "costly")
     assert report.pays_from is None
     assert report.summary()[2].endswith(
-        "; nor at any size up to 2048 px; fewer tokens pay at any size, such as tome:r=8"
+        "; nor at any size up to 2048 px; token merging, such as tome:r=8, may pay: `attendless bench` measures it"
     )
     _, report = convert_with_report(small(), "costly", below_breakeven="keep")
     assert not any("nothing was converted" in line for line in report.summary())

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     random = random_weights(args.model, weights=args.weights, pretrained=args.pretrained)
     compared = report.difference and dataclasses.replace(report.difference, noise=not args.data)
     report = dataclasses.replace(report, random_weights=random, difference=compared)
-    print(report)
+    print(report.text(output.width()))
     if args.out:
         save(converted, args.out, report=report)
         print(f"\nwrote {args.out}")

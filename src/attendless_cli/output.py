@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+def width() -> int | None:
+    """The width of the terminal, or the variable COLUMNS; None in a pipe or a file, where lines may have any length."""
+    return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, note: str = "") -> None:

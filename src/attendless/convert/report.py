@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -213,20 +214,27 @@ class Report:
         """Why nothing was converted, and the size at which a conversion would pay."""
         asked, reason = self.left[0].asked, self.left[0].reason
         better = f"it should pay from {self.pays_from} px" if self.pays_from else f"nor at any size up to {LARGEST} px"
-        fewer = "" if self.reduction else "; fewer tokens pay at any size, such as tome:r=8"
+        fewer = "" if self.reduction else "; token merging, such as tome:r=8, may pay: `attendless bench` measures it"
         return f"nothing was converted: {asked} does not pay at {size_text(self.size)} px ({reason}); {better}{fewer}"
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """The summary and a table of the layers, in lines of at most `width` characters (default: any length)."""
         from rich.console import Console
         from rich.table import Table
 
         columns = ("layer", "grid", "attention", "decision", "why", "core MACs", "layer MACs", "cap", "weights")
-        table = Table(*columns, box=None, pad_edge=False, header_style="dim")
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for column in columns:
+            table.add_column(column, min_width=14 if column == "why" else 6, overflow="fold")
         for row in folded([_cells(layer) for layer in self.layers]):
             table.add_row(*row)
         text = io.StringIO()
-        Console(file=text, width=200, highlight=False, markup=False).print(table)
-        return "\n".join([*self.summary(), "", *(line.rstrip() for line in text.getvalue().splitlines())])
+        Console(file=text, width=width or 200, highlight=False, markup=False).print(table)
+        wrapped = [textwrap.fill(line, width or 10**6, subsequent_indent="  ") for line in self.summary()]
+        return "\n".join([*wrapped, "", *(line.rstrip() for line in text.getvalue().splitlines())])
 
 
 def folded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
@@ -246,16 +254,17 @@ def folded(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _cells(layer: LayerReport) -> tuple[str, ...]:
+    weights = {"copied": layer.copied, "new": layer.new, "dropped": layer.dropped}
     return (
         layer.name,
         layer.grid,
         layer.attention,
         layer.decision,
         layer.reason,
-        f"{_millions(layer.before.core)} → {_millions(layer.after.core)}",
-        f"{_millions(layer.before.total)} → {_millions(layer.after.total)}",
+        f"{_millions(layer.before.core).removesuffix(' M')} → {_millions(layer.after.core)}",
+        f"{_millions(layer.before.total).removesuffix(' M')} → {_millions(layer.after.total)}",
         f"{layer.before.cap:.2f}×",
-        f"{len(layer.copied)} copied, {len(layer.new)} new, {len(layer.dropped)} dropped",
+        ", ".join(f"{len(names)} {what}" for what, names in weights.items() if names) or "none",
     )
 
 
