@@ -244,7 +244,7 @@ def _print_parts(rows: list[Measurement]) -> None:
                 whole = f"{performance.whole_ms:.2f}"
                 table.append((name, size_text(size), *cells, f"{sum(parts.values()):.2f}", whole))
     print()
-    note = "whole: the same forward pass without instruments, interleaved. Compare models by the table above."
+    note = "whole: the latency of the table above, to which the parts of an instrumented forward pass are scaled."
     output.print_table("time of each part, in ms", ("attention", "size", *PARTS, "sum", "whole"), table, note=note)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ..measure.clock import Call, Comparison, interleave
+from ..measure.measurement import verdict
 from ..stamp import stamp
 from .checks import Run, images_like
 from .description import Description
@@ -31,9 +32,10 @@ class Speed:
     stamp: Mapping[str, Any]
 
     def __str__(self) -> str:
-        text = f"{self.ms:.2f} ms, {_times(self.against_eager)} of the model in eager PyTorch ({self.eager_ms:.2f} ms)"
+        text = f"{self.ms:.2f} ms, {verdict(self.against_eager, f'eager PyTorch, {self.eager_ms:.2f} ms')}"
         if self.against_dense is not None:
-            text += f", {_times(self.against_dense)} of the dense model exported the same way ({self.dense_ms:.2f} ms)"
+            dense = f"the original model exported the same way, {self.dense_ms:.2f} ms"
+            text += f"; {verdict(self.against_dense, dense)}"
         return f"{text}; batch {self.batch}, {self.threads} thread{'s' if self.threads != 1 else ''}"
 
 
@@ -54,9 +56,3 @@ def time(file: Run, eager: Run, dense: Run | None, about: Description, *, budget
         against_dense=None if dense is None else timings.compare(_FILE, DENSE),
         stamp=stamp(),
     )
-
-
-def _times(found: Comparison) -> str:
-    low, high = found.quartiles
-    sure = "" if found.distinguishable else ", not distinguishable from 1"
-    return f"{found.ratio:.2f}× the speed (IQR {low:.2f}–{high:.2f}{sure})"

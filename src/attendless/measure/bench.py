@@ -27,6 +27,7 @@ from ..convert.source import comparable
 from ..integrations.discovery import exchangeable
 from ..sizes import input_size, model_name, parse_size
 from .amdahl import time_share
+from .clock import NOISY, Comparison
 from .macs import count
 from .measurement import Measurement, Performance, Setup, SpeedLimit, precision_of
 from .runtime import find_runtimes
@@ -227,15 +228,25 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
     )
     baseline_macs, parts = timed.baseline_macs or count(timed.baseline, timed.size), timed.baseline_alone.parts
     with_eager = EAGER in timed.timings.seconds
+    compared = timed.timings.compare(timed.place, timed.against)
     return Measurement(
         setup,
         performance=_performance(timed.timings.median(timed.place), timed.alone),
         baseline=_performance(timed.timings.median(timed.against), timed.baseline_alone),
-        compared=timed.timings.compare(timed.place, timed.against),
+        compared=compared,
         limit=SpeedLimit(baseline_macs.share, time_share(parts.ms) if parts else None),
         stamp=timed.stamp,
         notes=tuple(
-            filter(None, (*timed.subject.notes, timed.alone.note, timed.baseline_alone.note, _untested(timed.stamp)))
+            filter(
+                None,
+                (
+                    *timed.subject.notes,
+                    timed.alone.note,
+                    timed.baseline_alone.note,
+                    _untested(timed.stamp),
+                    _noisy(timed, compared),
+                ),
+            )
         ),
         eager=timed.timings.compare(timed.place, EAGER) if with_eager else None,
         eager_latency_ms=1e3 * timed.timings.median(EAGER) if with_eager else None,
@@ -270,6 +281,22 @@ def _path(model: nn.Module, batch: int) -> tuple[str, str]:
     for name, choice in choices:
         reasons.setdefault((name, choice.backend), choice.reason)
     return text, "; ".join(dict.fromkeys(reasons.values()))
+
+
+def _noisy(timed: Timed, compared: Comparison) -> str:
+    """A warning if the machine was disturbed: paired ratios that scatter, or a forward pass that takes longer in one
+    part of the run than in another. Both remain stable on an idle machine."""
+    scatter = compared.spread / compared.ratio
+    measured = [parts for parts in (timed.alone.parts, timed.baseline_alone.parts) if parts is not None]
+    drift = max((max(p.as_measured_ms / p.whole_ms, p.whole_ms / p.as_measured_ms) for p in measured), default=1.0)
+    if not compared.enough or (scatter <= NOISY and drift <= DRIFT):
+        return ""
+    what = f"the paired ratios scatter by {scatter:.0%}" if scatter > NOISY else f"latencies drifted by {drift:.2f}×"
+    return f"noisy run: {what} while other programs ran or the clock changed; trust the ratios, not single times"
+
+
+#: The largest ratio of two latencies of one model in one run on an undisturbed machine.
+DRIFT = 1.25
 
 
 def _untested(marks: Mapping[str, Any]) -> str:

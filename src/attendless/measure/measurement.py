@@ -47,8 +47,8 @@ class Performance:
     """What one model needs: milliseconds per call, images per second at its best batch, megabytes (10⁶ bytes).
 
     `peak_memory_mb` is what the model adds to a running PyTorch process, `process_memory_mb` the whole process.
-    `parts_ms` splits an instrumented forward pass; `whole_ms` is a forward pass without instruments, interleaved with
-    the instrumented ones.
+    `parts_ms` splits an instrumented forward pass. `whole_ms` is a forward pass without instruments, interleaved with
+    the instrumented ones. Unless the model is compiled, both are scaled so that `whole_ms` equals `latency_ms`.
     """
 
     latency_ms: float
@@ -188,17 +188,19 @@ def precision_of(model: nn.Module) -> str:
     return {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float64: "fp64"}.get(dtype, "fp32")
 
 
-def verdict(compared: Comparison) -> str:
-    """A comparison in words; a difference is claimed only if it is statistically significant."""
+def verdict(compared: Comparison, other: str = "") -> str:
+    """A comparison in words; a difference is claimed only if it is statistically significant. `other` names what was
+    compared with (default: the baseline)."""
     ratio, (low, high) = compared.ratio, compared.quartiles
-    quartiles = f"IQR {low:.2f}–{high:.2f}"
+    quartiles, than = f"IQR {low:.2f}–{high:.2f}", f" than {other}" if other else ""
     if not compared.enough:
-        return f"too few rounds for a verdict within the budget: {compared.pairs} (median {ratio:.2f}×)"
+        against = f" against {other}" if other else ""
+        return f"too few rounds for a verdict{against} within the budget: {compared.pairs} (median {ratio:.2f}×)"
     if not compared.distinguishable:
-        return f"not distinguishable from the baseline ({ratio:.2f}×, {quartiles})"
+        return f"not distinguishable from {other or 'the baseline'} ({ratio:.2f}×, {quartiles})"
     if ratio > 1:
-        return f"{ratio:.2f}× faster ({quartiles})"
-    return f"{1 / ratio:.2f}× slower (speed-up {ratio:.2f}, {quartiles})"
+        return f"{ratio:.2f}× faster{than} ({quartiles})"
+    return f"{1 / ratio:.2f}× slower{than} (speed-up {ratio:.2f}, {quartiles})"
 
 
 def made_of(attention: str, tokens: str | None) -> str:

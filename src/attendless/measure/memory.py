@@ -75,7 +75,13 @@ def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, in
             what = f"batch {more.get('batch', 1)} at {size_text(size)} px"
             raise MemoryFull(f"{what} does not fit: its process ran out of memory. Expected a smaller batch or size")
         raise UserError(f"memory could not be measured: {last}")
-    return Memory(**json.loads(child.stdout.splitlines()[-1]))
+    found = Memory(**json.loads(child.stdout.splitlines()[-1]))
+    if found.peak < found.weights:
+        raise UserError(
+            f"memory could not be measured: {found.peak:.1f} MB at the peak is less than the weights "
+            f"({found.weights:.1f} MB), because the system took pages from the process. Expected more free memory"
+        )
+    return found
 
 
 def measure(task: Mapping[str, Any]) -> Memory:

@@ -49,6 +49,14 @@ class Parts:
 
     ms: Mapping[str, float]
     whole_ms: float
+    #: The whole forward as it was timed beside the instrumented one.
+    as_measured_ms: float
+
+    def scaled(self, whole_ms: float) -> Parts:
+        """The same shares of a forward that takes `whole_ms`: the parts are timed later than the latency, when the
+        machine may be faster or slower."""
+        ratio = whole_ms / self.whole_ms
+        return Parts({name: ratio * ms for name, ms in self.ms.items()}, whole_ms, self.as_measured_ms)
 
 
 def parts(model: nn.Module, images: Tensor, *, budget: float = 5.0, rounds: int = 8) -> Parts:
@@ -62,7 +70,8 @@ def parts(model: nn.Module, images: Tensor, *, budget: float = 5.0, rounds: int 
             plain.append(run(model, images, []))
             marked.append(run(model, images, places(model)))
     means = {name: 1e3 * seconds for name, seconds in _middle(marked).items()}
-    return Parts(means, 1e3 * sum(_middle(plain).values()))
+    whole = 1e3 * sum(_middle(plain).values())
+    return Parts(means, whole, whole)
 
 
 def run(model: nn.Module, images: Tensor, where: list[Place]) -> dict[str, float]:

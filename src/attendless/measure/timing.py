@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ..integrations.weights import check_finite
 from ..plugins import refuse_while_loading
 from ..sizes import size_text
 from ..stamp import stamp
-from .clock import Call, Timings, device_timer, interleave
+from .clock import Call, Timer, Timings, device_timer, interleave
 from .macs import count
 from .memory import Memory, MemoryFull, available
 from .memory_check import check_room, stand_in, told_if_full
@@ -133,6 +133,9 @@ def time_all(
             if how.throughput or how.parts:
                 how.progress(f"batches and parts of {_label(place, places[place])} {where}")
             alone[place] = _measure_alone(model, images, memories.get(place), timings.median(place), how)
+        if how.throughput:
+            how.progress(f"throughput of {len(models)} models {where}")
+            alone = _with_rates(alone, models, size, how, timer)
     marks = stamp(device)
     return [
         Timed(
@@ -164,7 +167,7 @@ def _memory(subject: Subject, size: tuple[int, int], how: Conditions) -> Memory 
 def _measure_alone(
     model: nn.Module, images: Tensor, memory: Memory | str | None, seconds: float, how: Conditions
 ) -> Alone:
-    """`seconds` is what a call takes."""
+    """Memory, best batch and parts of one model. `seconds` is the latency in the interleaved benchmark."""
     size = (images.shape[-2], images.shape[-1])
     found = Alone(memory, note="") if not isinstance(memory, str) else Alone(note=memory)
     if how.throughput:
@@ -175,14 +178,31 @@ def _measure_alone(
         batch, rate = best_batch(
             lambda b: _call(model, images_for(model, size, b), eager), timer, limit=limit, budget=how.budget
         )
-        if how.compile:
-            call = _call(model, images_for(model, size, batch), how)
-            rate = batch / interleave({"alone": call}, timer=timer, budget=how.budget, rounds=5).median("alone")
         found = dataclasses.replace(found, rate=(batch, rate))
     if how.parts:
         rounds = max(1, min(8, int(how.budget / 2 / (2 * seconds))))
-        found = dataclasses.replace(found, parts=parts(model, images, budget=how.budget / 2, rounds=rounds))
+        measured = parts(model, images, budget=how.budget / 2, rounds=rounds)
+        if not how.compile:  # the parts are those of the eager model
+            measured = measured.scaled(1e3 * seconds)
+        found = dataclasses.replace(found, parts=measured)
     return found
+
+
+def _with_rates(
+    alone: Mapping[str, Alone], models: Mapping[str, nn.Module], size: tuple[int, int], how: Conditions, timer: Timer
+) -> dict[str, Alone]:
+    """The same with images per second from one interleaved benchmark, each model at its best batch: rates measured one
+    after the other differ under load even where the models do not."""
+    batches = {place: found.rate[0] or 1 for place, found in alone.items()}
+    images: dict[int, Tensor] = {}
+    for place, batch in batches.items():
+        images.setdefault(batch, images_for(models[place], size, batch))
+    calls = {place: _call(models[place], images[batch], how) for place, batch in batches.items()}
+    timed = interleave(calls, timer=timer, budget=how.budget * len(calls) / 2, rounds=5, max_rounds=5, seed=how.seed)
+    return {
+        place: dataclasses.replace(found, rate=(batches[place], batches[place] / timed.median(place)))
+        for place, found in alone.items()
+    }
 
 
 def _call(model: nn.Module, images: Tensor, how: Conditions) -> Call:
