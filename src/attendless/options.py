@@ -113,7 +113,7 @@ def parse_options(text: str, kind: type[O], owner: str) -> O:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise UserError(f"option {name} of {owner} is given twice in {text!r}")
+            raise UserError(f"option {name!r} of {owner} is given twice in {text!r}")
     return read_options(dict(pairs), kind, owner)
 
 

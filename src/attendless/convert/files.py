@@ -104,7 +104,11 @@ def load(path: str | Path) -> nn.Module:
         UserError: the file is damaged, was written by a newer version or needs a plug-in.
     """
     text, tensors = _read(path)
-    header = _header(path, text)
+    return _assemble(path, _header(path, text), tensors)
+
+
+def _assemble(path: str | Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
+    """The model of a header, with the tensors of its file as weights."""
     _check_plugins(path, header)
     check_finite(tensors.items(), f"the weights in {str(path)!r} are damaged")
     try:

@@ -13,8 +13,9 @@ from timm.data import resolve_model_data_config
 from torch import nn
 
 from ..data.labels import class_names
-from ..errors import UserError
+from ..errors import UserError, printable
 from ..measure.subject import attention_of, tokens_of
+from ..preparation import absurd, is_count
 from ..sizes import channels, input_size, model_name
 
 #: The key under which it is found.
@@ -93,9 +94,9 @@ def read(text: str | None, path: str | Path) -> Description:
     if not text:
         raise UserError(f"{str(path)!r} was not exported by attendless: it does not say what it is")
     try:
-        found = json.loads(text)
+        found = printable(json.loads(text))
         version = int(found.pop("format"))
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"{str(path)!r} is damaged: what it says of itself cannot be read") from None
     if version > FORMAT:
         raise UserError(f"{str(path)!r} is of format {version}; this attendless reads up to {FORMAT}")
@@ -104,19 +105,34 @@ def read(text: str | None, path: str | Path) -> Description:
         given: dict[str, Any] = {
             key: tuple(x) if isinstance(x, list) else x for key, x in found.items() if key in known
         }
-        return _sound(Description(**given))
-    except (TypeError, ValueError):
+        made = Description(**given)
+        why = _wrong(made)
+    except TypeError:
         raise UserError(f"{str(path)!r} is damaged: what it says of itself does not describe a model") from None
+    if why:
+        raise UserError(f"{str(path)!r} is damaged: what it says of itself does not describe a model: {why}")
+    return made
 
 
-def _sound(found: Description) -> Description:
-    """The same, unless a value is of the wrong kind: someone will compute with them."""
-    texts = (found.model, found.attention, found.tokens, found.crop_mode, found.interpolation)
-    counts = (*found.size, found.channels, found.batch or 1)
-    numbers = (*found.mean, *found.std, found.crop_pct)
-    good = len(found.size) == 2 and all(isinstance(n, int) and 0 < n < 2**31 for n in counts)
-    good = good and all(isinstance(text, str) for text in (*texts, *found.class_names))
-    good = good and all(isinstance(number, int | float) for number in numbers) and isinstance(found.classes, int)
-    if not good or not isinstance(found.report, Mapping):
-        raise ValueError
-    return found
+def _wrong(found: Description) -> str:
+    """Which value cannot be a model's; empty if all can. Programs allocate memory by them and print them."""
+    preparation = {**found.data_config(), "num_classes": found.classes}
+    if absent := [name for name, value in preparation.items() if value is None]:
+        return f"{absent[0]} is missing"
+    if why := absurd(preparation | {"label_names": found.class_names or None}):
+        return why
+    for name in ("model", "attention", "tokens", "digest"):
+        if not isinstance(getattr(found, name), str):
+            return f"{name} is no text"
+    for name in ("features", "kernels", "int8"):
+        if not isinstance(getattr(found, name), bool):
+            return f"{name} is neither true nor false"
+    if found.batch is not None and not is_count(found.batch, 2**16):
+        return f"batch={str(found.batch)[:60]}"
+    if len(found.mean) not in (1, found.channels):
+        return f"{len(found.mean)} numbers in mean for {found.channels} channels"
+    if not isinstance(found.class_names, tuple) or len(found.class_names) not in (0, found.classes):
+        return f"{str(found.class_names)[:60]} as names for {found.classes} classes"
+    if not isinstance(found.report, Mapping) or not isinstance(found.versions, Mapping):
+        return "no report or versions"
+    return ""
