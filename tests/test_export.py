@@ -345,8 +345,9 @@ def test_int8(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     found = export(tiny("foveal:cell=2,tile=2"), out, int8=True, data=tmp_path / "data", batch=None, budget=0.1)
     assert done == ["fast", "dense"], "speed is told against the dense model quantised in the same way"
     assert found.quality is not None
-    assert (found.quality.images, found.quality.top1 is None) == (12, False)
-    assert found.quality.agreement > 0.5
+    quality = found.quality
+    assert (quality.images, quality.calibration_images, quality.top1 is None) == (6, 6, False), "disjoint halves"
+    assert quality.agreement > 0.3
     quantised = "FakeQuantize" if format == "openvino" else "QuantizeLinear"
     assert found.operators[quantised] >= 3 * 4  # qkv, proj and two of the MLP in every layer
     assert open_runner(out).description.int8

@@ -43,9 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "accept any number of images per forward pass, in place of --batch (default: a fixed batch)"
     parser.add_argument("--dynamic", choices=("batch",), help=text)
     parser.add_argument("--features", action="store_true", help="output feature maps [B, C, h, w] in place of logits")
-    parser.add_argument("--int8", action="store_true", help="quantize linear layers to int8, calibrated on --data")
-    text = "images to calibrate --int8 on and to compare outputs on (default: noise)"
+    parser.add_argument("--int8", action="store_true", help="quantize linear layers to int8; needs --data")
+    text = "images to compare outputs on and to measure the accuracy of --int8 on (default: noise)"
     parser.add_argument("--data", metavar="DIR", help=text)
+    text = "images to calibrate --int8 on, up to 300 (default: at most half of --data, by a hash of the file names; "
+    text += "accuracy is measured on the others)"
+    parser.add_argument("--calibration", metavar="DIR", help=text)
     arguments.images(parser, "all")
     parser.add_argument("--opset", metavar="N", type=arguments.positive, help="ONNX opset (default: 18)")
     kernels = parser.add_mutually_exclusive_group()
@@ -79,6 +82,7 @@ def run(args: argparse.Namespace) -> None:
             features=args.features,
             int8=args.int8,
             data=args.data,
+            calibration=args.calibration,
             limit=args.images,
             kernels=args.kernels,
             opset=args.opset,

@@ -46,6 +46,8 @@ from .translate import DOMAIN
 
 FORMATS: dict[str, ModuleType] = {"onnx": onnx, "openvino": openvino, "pt2": pt2}
 Say = Callable[[str], None]
+#: Images that the baseline of a quantised file's latency is calibrated on: its predictions are not used.
+_FEW = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +103,7 @@ def export(
     features: bool = False,
     int8: bool = False,
     data: str | Path | None = None,
+    calibration: str | Path | None = None,
     limit: int | None = None,
     kernels: bool | None = None,
     opset: int | None = None,
@@ -119,8 +122,10 @@ def export(
         size: Input size; default: the model's own.
         batch: Number of images per call; None for any number.
         features: Whether the file also returns feature maps.
-        int8: Whether linear layers are quantised, calibrated on images of `data`.
-        data: A folder of images, for calibration and for the comparison.
+        int8: Whether linear layers are quantised.
+        data: A folder of images, for the comparison and to measure a quantised file on.
+        calibration: A folder of images to calibrate int8 on; default: up to 300 of `data`, at most half of them, chosen
+            by a hash of their names. Accuracy is measured on the others.
         limit: Number of images on which accuracy is measured; default: all.
         kernels: Whether the file uses attendless's own kernels; default: where the runtime can load them, except in
             ONNX, so that the file runs anywhere.
@@ -141,7 +146,9 @@ def export(
     if why := FORMATS[how].unavailable():
         raise UserError(why)
     if int8:
-        quantising.check(how, data, kernels)
+        quantising.check(how, data, kernels, calibration)
+    elif calibration is not None:
+        raise UserError("calibration is for int8: give int8=True (--int8) too")
     if opset is not None:
         onnx.check_opset(how, opset)
     if isinstance(model, str | Path):
@@ -154,7 +161,7 @@ def export(
     else:
         opened = model
     job = _Job(how, batch, features, opset, kernels, progress)
-    return job.run(opened.eval(), Path(out), name, int8, data, limit, budget if measure else None)
+    return job.run(opened.eval(), Path(out), name, int8, data, calibration, limit, budget if measure else None)
 
 
 def write(model: nn.Module, file: Path, *, batch: int | None, format: str, kernels: bool | None = None) -> None:
@@ -197,28 +204,30 @@ class _Job:
         name: str | None,
         quantise: bool,
         data: str | Path | None,
+        calibration: str | Path | None,
         limit: int | None,
         budget: float | None,
     ) -> Exported:
         about = describe(model, name=name, batch=self.batch, features=self.features)
         policy, notes = self.policy()
-        images = quantising.images(model, about, data) if data is not None else None
+        images = None if data is None else quantising.images(about, data, calibration)
         with _folder_beside(out) as folder:
             file = folder / out.name
             outputs = outputs_of(model, features=self.features)
             self.write(model, file, policy)
             self.say("comparing it with the model")
             run = self.module.open_raw(file)
-            parity = checks.compare(run, outputs, about, given=images)
+            parity = checks.compare(run, outputs, about, given=None if images is None else images.compared())
             quality = None
             if quantise and images is not None:
                 self.say("quantising it")
-                quantising.quantise(self.format, file, images, about)
+                quantising.quantise(self.format, file, images.batches())
                 plain, run = run, self.module.open_raw(file)
-                quality = quantising.quality(plain, run, model, about, data, limit, self.say)
+                baseline = _dense(model, about.size) if converted(model) else model
+                quality = quantising.quality(plain, run, model, baseline, images, limit, self.say)
             timed = None
             if budget is not None:
-                ranges = images if quantise else None
+                ranges = images.batches(_FEW) if quantise and images is not None else None
                 timed = self.time(model, outputs, run, about, policy, folder, budget, ranges)
             operators = self.module.operators(file)
             ours = any(key.startswith(f"{DOMAIN}.") for key in operators)
@@ -260,9 +269,9 @@ class _Job:
         policy: str,
         folder: Path,
         budget: float,
-        ranges: Tensor | None,
+        ranges: quantising.Batches | None,
     ) -> speed.Speed:
-        """`ranges`: the images it was quantised on, as the dense model then is too."""
+        """`ranges`: images to quantise the dense model on, if the file is quantised; its accuracy is not measured."""
         dense = None
         if converted(model):
             (folder / "dense").mkdir()
@@ -270,7 +279,7 @@ class _Job:
             self.write(_dense(model, about.size), file, policy, "the dense model to compare with")
             if ranges is not None:
                 self.say("quantising the dense model to compare with")
-                quantising.quantise(self.format, file, ranges, about)
+                quantising.quantise(self.format, file, ranges)
             dense = self.module.open_raw(file)
 
         def eager(images: Tensor) -> tuple[Tensor, ...]:

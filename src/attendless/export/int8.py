@@ -1,7 +1,8 @@
 """Linear layers in 8-bit integers, by each runtime's own tool: NNCF for OpenVINO, onnxruntime.quantization for ONNX.
 
-Projections, MLPs and classifier are quantised, weights and activations; the attention between them, and our kernels,
-compute in 32-bit floats. What that does to the answers is measured, not judged.
+Projections, MLPs and classifier are quantised, weights and activations. The attention between them, and the kernels of
+attendless, compute in fp32. The accuracy drop is measured against the original fp32 model, on images that took no part
+in calibration.
 """
 
 from __future__ import annotations
@@ -18,42 +19,96 @@ import torch
 from torch import Tensor, nn
 
 from ..data import open_data
+from ..data.held_out import Part, hold_out
 from ..data.labels import NO_LABELS, match_labels
 from ..data.preprocessing import evaluation_transform
+from ..data.source import BadImage, Source
 from ..errors import UserError
-from ..measure.accuracy import evaluate, load_images
+from ..measure.accuracy import evaluate, load_images, spread
 from .description import Description
+from .file_model import FileModel
 from .packages import need
+from .runner import Run
 
-#: Images the ranges of activations are taken from; the other half of what is loaded joins the check.
-IMAGES = 64
-Run = Callable[[Tensor], tuple[Tensor, ...]]
+#: The most images that ranges of activations are taken from: NNCF's default. With 100 the drop is larger.
+CALIBRATION = 300
+#: Images on which the outputs of the file are compared with those of the model.
+COMPARED = 32
 
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """The quantised file against the same file before: on how many images, how often they agree, and, if the images
-    have labels, both top-1 in percent, and the difference with its 95 % interval in points."""
+    """The quantised file against the original fp32 model, on images that took no part in calibration.
+
+    images, calibration_images: how many images were measured on, and how many it was calibrated on.
+    agreement: fraction of the images with the original's prediction.
+    top1, original_top1, float_top1: accuracy in percent of the file, of the original model, and of the converted model
+        before quantisation; None without labels.
+    difference, difference_ci: top-1 of the file minus the original's in percentage points, with its 95 % interval.
+    """
 
     images: int
+    calibration_images: int
     agreement: float
     top1: float | None = None
+    original_top1: float | None = None
     float_top1: float | None = None
     difference: float | None = None
     difference_ci: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        text = f"agrees with its 32-bit self on {100 * self.agreement:.1f} % of {self.images:,} images"
+        where = f"on {self.images:,} images, calibrated on {self.calibration_images:,} others"
+        text = f"top-1 agreement with the original fp32 model {100 * self.agreement:.1f} % {where}"
         if self.top1 is None or self.difference_ci is None:
             return text
         low, high = self.difference_ci
         return (
-            f"top-1 {self.top1:.2f} %, before {self.float_top1:.2f} %: {self.difference:+.2f} points "
-            f"(95 % {low:+.2f} to {high:+.2f}); {text}"
+            f"top-1 {self.top1:.2f} %, original fp32 model {self.original_top1:.2f} %: {self.difference:+.2f} points "
+            f"(95 % {low:+.2f} to {high:+.2f}), before quantisation {self.float_top1:.2f} %; {text}"
         )
 
 
-def check(format: str, data: str | Path | None, kernels: bool | None = None) -> None:
+@dataclasses.dataclass(frozen=True)
+class Images:
+    """Images of a data set: those to calibrate on, and all others. They are read when they are needed."""
+
+    about: Description
+    calibration: Part
+    rest: Source
+
+    def compared(self) -> Tensor:
+        """Some images for the comparison of outputs."""
+        return load_images(self.calibration, evaluation_transform(self.about.data_config()), COMPARED)
+
+    def batches(self, most: int = CALIBRATION) -> Batches:
+        return Batches(self, most)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batches:
+    """Up to `most` images to calibrate on, in the batches that a file takes, as arrays."""
+
+    images: Images
+    most: int
+
+    def __len__(self) -> int:
+        return min(self.most, len(self.images.calibration)) // (self.images.about.batch or 1)
+
+    def __iter__(self) -> Iterator[Any]:
+        source, batch = self.images.calibration, self.images.about.batch or 1
+        transform = evaluation_transform(self.images.about.data_config())
+        waiting: list[Tensor] = []
+        for index in spread(len(source), self.most):
+            with contextlib.suppress(BadImage):
+                waiting.append(transform(source[index][0]))
+            if len(waiting) == batch:
+                yield torch.stack(waiting).numpy()
+                waiting = []
+
+
+def check(
+    format: str, data: str | Path | None, kernels: bool | None = None, calibration: str | Path | None = None
+) -> None:
     """Raise where nothing could be quantised."""
     if format == "onnx" and kernels:
         raise UserError(
@@ -63,70 +118,84 @@ def check(format: str, data: str | Path | None, kernels: bool | None = None) -> 
         raise UserError("int8 is for onnx and openvino: attendless knows no tool that does it for pt2")
     if data is None:
         raise UserError("int8 is calibrated on images: give some with --data (data=)")
+    if calibration is not None and Path(calibration).resolve() == Path(data).resolve():
+        raise UserError(
+            f"--calibration and --data are both {str(data)!r}: accuracy is measured on other images than those of the "
+            "calibration; leave --calibration out, and part of --data is held out for it"
+        )
 
 
-def images(model: nn.Module, about: Description, data: str | Path) -> Tensor:
-    """Images of a data set, prepared as the model wants them."""
-    transform = evaluation_transform(about.data_config())
-    return load_images(open_data(data, labels=False), transform, IMAGES)
+def images(about: Description, data: str | Path, calibration: str | Path | None = None) -> Images:
+    """Open a data set. Without a `calibration` set of its own, part of it is held out by a hash of the file names."""
+    try:
+        whole = open_data(data)
+    except UserError:  # no labels, which only accuracy needs
+        whole = open_data(data, labels=False)
+    if calibration is None:
+        held, rest = hold_out(whole, CALIBRATION)
+        return Images(about, held if len(held) else rest, rest)
+    apart = open_data(calibration, labels=False)
+    return Images(about, Part(apart, spread(len(apart), CALIBRATION)), whole)
 
 
-def quantise(format: str, path: Path, images: Tensor, about: Description) -> None:
+def quantise(format: str, path: Path, batches: Batches) -> None:
     """Quantise a file in its place."""
+    if not len(batches):
+        raise UserError(
+            f"{len(batches.images.calibration)} images to calibrate on, and the file takes "
+            f"{batches.images.about.batch} at once: give more images, twice as many without --calibration"
+        )
     tools = {"onnx": _quantise_onnx, "openvino": _quantise_openvino}
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # their bars and their advice
         warnings.simplefilter("ignore")
-        tools[format](path, list(_parts(images, about.batch)))
+        tools[format](path, batches)
 
 
 def quality(
     plain: Run,
     quantised: Run,
     model: nn.Module,
-    about: Description,
-    data: str | Path | None,
+    original: nn.Module,
+    given: Images,
     limit: int | None,
     say: Callable[[str], None],
 ) -> Quality | None:
-    """Measure both on the images of `data`; nothing of features, which have no answers to count."""
-    if about.features or data is None:
+    """Measure the file before and after quantisation, and the original model, on images outside of calibration.
+
+    Feature maps have no predictions to count, and a single image leaves none to measure on.
+    """
+    about = given.about
+    if about.features or given.rest is given.calibration:
         return None
     say("measuring accuracy")
-    source, labels = open_data(data, labels=False), NO_LABELS
-    try:
-        source = open_data(data)
-        labels = match_labels(source.classes, model)
-    except UserError:  # without labels, or with those of other classes, agreement alone is measured
-        pass
+    labels = NO_LABELS
+    with contextlib.suppress(UserError):  # without labels, or with those of other classes, agreement alone is measured
+        labels = match_labels(given.rest.classes, model)
     transform = evaluation_transform(about.data_config())
-    batch = about.batch or 16
-    runs: dict[str, nn.Module] = {name: _Answers(run, batch) for name, run in (("f32", plain), ("int8", quantised))}
-    found = evaluate(runs["f32"], runs, source, transform, labels=labels, limit=limit, batch=batch)
+    runs: dict[str, nn.Module] = {"f32": FileModel(plain, about), "int8": FileModel(quantised, about)}
+    found = evaluate(
+        original,
+        runs | {"original": original},
+        given.rest,
+        transform,
+        labels=labels,
+        limit=limit,
+        batch=about.batch or 16,
+    )
     ours = found["int8"]
-    return Quality(ours.images, ours.agreement, ours.top1, found["f32"].top1, ours.difference, ours.difference_ci)
+    return Quality(
+        images=ours.images,
+        calibration_images=len(given.batches()) * (about.batch or 1),
+        agreement=ours.agreement,
+        top1=ours.top1,
+        original_top1=found["original"].top1,
+        float_top1=found["f32"].top1,
+        difference=ours.difference,
+        difference_ci=ours.difference_ci,
+    )
 
 
-class _Answers(nn.Module):
-    """A runner as a module, which is what is evaluated; what is left of a batch is filled up."""
-
-    def __init__(self, run: Run, batch: int) -> None:
-        super().__init__()
-        self.run, self.batch = run, batch
-        self.place = nn.Parameter(torch.empty(0), requires_grad=False)
-
-    def forward(self, images: Tensor) -> Tensor:
-        filled = torch.cat([images, images[-1:].expand(self.batch - len(images), -1, -1, -1)])
-        return self.run(filled.clone())[-1][: len(images)]
-
-
-def _parts(images: Tensor, batch: int | None) -> Iterator[Any]:
-    """Images in the batches a file takes, as arrays."""
-    for part in images.split(batch or 1):
-        if len(part) == (batch or 1):
-            yield part.contiguous().numpy()
-
-
-def _quantise_openvino(path: Path, batches: list[Any]) -> None:
+def _quantise_openvino(path: Path, batches: Batches) -> None:
     import logging
 
     nncf, core = need("openvino", "nncf", "openvino"), None
@@ -167,7 +236,7 @@ def _constant(node: Any) -> bool:
     return node.get_type_name() == "Constant" or (bool(inputs) and all(map(_constant, inputs)))
 
 
-def _quantise_onnx(path: Path, batches: list[Any]) -> None:
+def _quantise_onnx(path: Path, batches: Batches) -> None:
     import logging
 
     need("onnx", "onnxruntime", "onnx")
