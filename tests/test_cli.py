@@ -249,7 +249,7 @@ def test_list_names_what_can_be_converted_and_nothing_else(capsys: pytest.Captur
         assert name in " ".join(out.split())
     for name in ("tome", "evit", "dynamicvit"):
         assert name in out
-    assert "tokens merged in each layer" in inside(capsys, "list", "tome")[1]
+    assert "tokens removed in each layer" in inside(capsys, "list", "tome")[1]
 
 
 def command_that(raises: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
