@@ -95,8 +95,8 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], num_classes: int 
 
 
 def load_strictly(model: nn.Module, weights: dict[str, Tensor], excused: tuple[str, ...] = ()) -> None:
-    """Load `weights` under the names of `model`, in place. Raise if one is missing, unexpected, of another shape or not
-    finite; weights whose names begin with one of `excused` may be missing."""
+    """Load `weights` under the names of `model`, in place. Raise if one is missing, unexpected, of another shape, no
+    real number or not finite; weights whose names begin with one of `excused` may be missing."""
     own = model.state_dict()
     wrong = [f"{name} is missing" for name in own if name not in weights and not name.startswith(excused or "\0")]
     wrong += [f"{name} is unexpected" for name in weights if name not in own]
@@ -105,6 +105,7 @@ def load_strictly(model: nn.Module, weights: dict[str, Tensor], excused: tuple[s
         for name, value in weights.items()
         if name in own and not _fits(own, name, value)
     ]
+    wrong += other_kind(own, weights)
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise UserError(f"these weights do not fit the model: {wrong[0]}{more}")
