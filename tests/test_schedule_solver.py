@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from attendless.optimize.schedule_solver import front, solve
+from attendless.optimize.schedules import evenly
 from attendless.optimize.token_damage import SHARES, DamageModel
 
 
@@ -93,3 +94,10 @@ def test_the_fit_finds_the_power_and_the_scale_of_measured_schedules() -> None:
     one = model.fitted(schedules[:1], [0.5])
     assert one.power == model.power
     assert one(schedules[0]) == pytest.approx(0.5)
+
+
+def test_schedules_are_tried_at_even_steps_of_time() -> None:
+    found = [(n,) for n in range(7)]
+    assert evenly(found, [10, 9.9, 9.8, 9.7, 7, 4, 1], 4) == [(0,), (4,), (5,), (6,)]
+    assert evenly(found[:1], [10], 4) == [(0,)]
+    assert evenly([], [], 4) == []

@@ -21,9 +21,11 @@ def class_attention(q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor
     the mean query of a run of neighbouring tokens: nearly the attention that a token receives, for a fraction of its
     cost. One mean query of all tokens would favour other tokens than the single queries do.
     """
+    bias = grid.key_bias(q.dtype)
     few = q[:, :, :1] if grid.prefix else pooled(q)
-    rows, bias = scale * few @ k.transpose(-2, -1), grid.key_bias(q.dtype)
-    return torch.softmax(rows if bias is None else rows + bias[:, None, None], dim=-1).mean(2)
+    rows = torch.matmul(few * scale, k.transpose(-2, -1))
+    rows = torch.softmax(rows if bias is None else rows + bias[:, None, None], dim=-1)
+    return rows[:, :, 0] if grid.prefix else rows.mean(2)
 
 
 def pooled(q: Tensor) -> Tensor:

@@ -73,10 +73,21 @@ class Grid:
 
     def key_bias(self, dtype: torch.dtype) -> Tensor | None:
         """log(weight of each key) [B, N], or None if all are equal. The logarithm of a masked key is finite, and its
-        gradient that of a key with a small weight."""
+        gradient that of a key with a small weight.
+
+        Several layers, and two steps of a layer, ask one grid for it, so inference computes it once.
+        """
         if self.weights is None:
             return None
-        weights = self.weights.to(dtype)
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._key_bias(self.weights, dtype)
+        computed: dict[torch.dtype, Tensor] = vars(self).setdefault("_computed", {})
+        if dtype not in computed:
+            computed[dtype] = self._key_bias(self.weights, dtype)
+        return computed[dtype]
+
+    def _key_bias(self, weights: Tensor, dtype: torch.dtype) -> Tensor:
+        weights = weights.to(dtype)
         if self.weighting == "mask":
             weights = weights + (weights.clamp(min=_MASKED) - weights).detach()
         return torch.nn.functional.pad(weights.log(), (self.prefix, 0))

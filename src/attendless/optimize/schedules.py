@@ -224,8 +224,15 @@ def solved(trials: Trials, max_drop: float) -> list[tuple[list[int], float]]:
     damage = damage.fitted([one.removed for one in within], [one.divergence for one in within])
     worst = 2 * max(one.divergence for one in within)
     best = [removed for removed in front(damage, times) if damage(removed) <= worst]
-    evenly = [best[round(i * (len(best) - 1) / max(1, SOLVED - 1))] for i in range(min(SOLVED, len(best)))]
-    return [(list(removed), damage(removed)) for removed in dict.fromkeys(evenly)]
+    return [(list(removed), damage(removed)) for removed in evenly(best, [trials.removing(r).ms for r in best], SOLVED)]
+
+
+def evenly(found: Sequence[tuple[int, ...]], ms: Sequence[float], count: int) -> list[tuple[int, ...]]:
+    """At most `count` of the schedules, at even steps of their milliseconds: a sweep of prices has many mild ones."""
+    if not found:
+        return []
+    aims = [min(ms) + (max(ms) - min(ms)) * i / max(1, count - 1) for i in reversed(range(count))]
+    return list(dict.fromkeys(found[min(range(len(found)), key=lambda i: abs(ms[i] - aim))] for aim in aims))
 
 
 def evolve(
