@@ -130,12 +130,15 @@ def token_times(backbone: Backbone, reducer: Spec, images: Tensor, budget: float
             calls = {f"plain {n}": partial(block, *_block_input(block, grid, n, images)) for n in plain}
             calls |= {f"reducing {n}": partial(reducing, *_block_input(block, grid, n, images)) for n in fewer}
             found = interleave(calls, budget=budget)
-            ms = {name: 1e3 * found.median(name) for name in calls}
+            # Ratios of pairs are much less affected by other load than differences of medians.
+            whole = f"plain {plain[-1]}"
+            ms = {n: 1e3 * found.median(whole) / found.compare(f"plain {n}", whole).ratio for n in plain}
+            slower = {n: 1 / found.compare(f"reducing {n}", f"plain {n}").ratio for n in fewer}
             measured[kind] = {
                 "patches": plain,
-                "ms": [ms[f"plain {n}"] for n in plain],
+                "ms": [ms[n] for n in plain],
                 "reducing": fewer,
-                "added": [max(0.0, ms[f"reducing {n}"] - ms[f"plain {n}"]) for n in fewer],
+                "added": [max(0.0, ms[n] * (slower[n] - 1)) for n in fewer],
             }
             step(1)
     return measured
