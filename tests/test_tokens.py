@@ -65,8 +65,9 @@ def test_a_reducer_in_a_model_follows_the_interface(spec: str, prefix: int) -> N
         for number, cell in enumerate(grid.cells[b].tolist()):
             assert stood[cell] == number, "a token stands for its own cell"
         if grid.sizes is not None:
-            assert grid.sizes[b].sum() == 64
-            assert (torch.bincount(stood, minlength=grid.patches) == grid.sizes[b]).all()
+            assert grid.sizes[b].sum() == pytest.approx(64)
+            spreads = reducers()[spec.partition(":")[0]].spreads
+            assert spreads or (torch.bincount(stood, minlength=grid.patches) == grid.sizes[b]).all()
     restored = grid.restore(steps[-1].x)
     assert restored.shape == (2, prefix + 64, 32)
 

@@ -201,19 +201,20 @@ def _owners(grid: Grid) -> Tensor:
 @_rule(EVALUATION)
 @_all
 def sizes(trial: ReducerTrial, step: Step) -> None:
-    """If the grid has `sizes` [B, n], each is the number of cells that the token represents; they sum to the number
-    before, or to less if `drops` says so."""
+    """If the grid has `sizes` [B, n], each is the number of cells that the token represents, unless `spreads` says
+    otherwise; they sum to the number before, or to less if `drops` says so."""
     grid, before = step.left.grid, step.context.grid
     if grid.sizes is None:
         return
     must(tuple(grid.sizes.shape) == (trial.batch, grid.patches), f"sizes is {tuple(grid.sizes.shape)}")
     total = before.area if before.sizes is None else before.sizes.sum(1)
-    found = grid.sizes.sum(1)
-    kept = (found <= total).all() if step.reducer.drops else (found == total).all()
+    found, spreads = grid.sizes.sum(1), step.reducer.spreads
+    slack = 1e-5 * total if spreads else 0
+    kept = (found <= total + slack).all() & (step.reducer.drops | (found >= total - slack)).all()
     must(kept, f"sizes sum to {found[0]:g}, before to {total if before.sizes is None else total[0]:g}")  # type: ignore[index]
     for image, owners_of in enumerate(_owners(grid)):
         count = torch.bincount(owners_of[owners_of >= 0], minlength=grid.patches)
-        must((count == grid.sizes[image]).all(), "a token's size is not the number of cells that it owns")
+        must(spreads or (count == grid.sizes[image]).all(), "a token's size is not the number of cells that it owns")
 
 
 @_rule(EVERY)

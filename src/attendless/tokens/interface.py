@@ -52,6 +52,8 @@ class Reducer(nn.Module):
     first: bool = False
     #: Whether cells may lose their token, so that no other token represents them.
     drops: bool = False
+    #: Whether a patch may be divided among several tokens, so that `sizes` are sums of parts.
+    spreads: bool = False
     #: Specs worth trying: the interface tests run each of them, and `attendless list` prints them.
     examples: ClassVar[tuple[str, ...]] = ()
     #: How `tune` varies the reducer; None: `tune` takes the reducer as given, for the reason in `not_searched`.
