@@ -22,6 +22,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .. import options
 from ..attention import Context, Grid
@@ -60,6 +61,8 @@ class Blank(Reducer):
     def forward(self, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid = context.grid
         r = grid.patches - self.remaining(grid)
+        if not r:
+            return x, context
         with torch.no_grad():
             patches = x[:, grid.prefix :].float()
             difference, neighbour = nearest(patches, grid, self.options.window)
@@ -83,9 +86,9 @@ def nearest(x: Tensor, grid: Grid, window: int) -> tuple[Tensor, Tensor]:
     inside = [(place % window if window else place) > 0 for place in places]
     found = []
     for step, there in zip(steps, inside, strict=True):
-        distance = x.new_full(x.shape[:2], torch.inf)
-        distance[:, step:] = (x[:, step:] - x[:, :-step]).square().sum(2)
-        found.append(distance.masked_fill(~there, torch.inf))
+        if step < grid.patches:
+            distance = (x[:, step:] - x[:, :-step]).square().sum(2)
+            found.append(F.pad(distance, (step, 0)).masked_fill(~there, torch.inf))
     difference, which = torch.stack(found, dim=2).min(dim=2)
     return difference, (number - torch.tensor(steps, device=x.device)[which]).clamp(min=0)
 

@@ -57,7 +57,7 @@ class ZeroTPrune(ScheduledReducer):
     Options = ZeroTPruneOptions
     entries = frozenset({"scores", "keys"})
     drops = True
-    examples = ("zerotprune", "zerotprune:r=1/3,votes=2", "zerotprune:keep=0.3,start=1,similar=0.3")
+    examples = ("zerotprune", "zerotprune:r=1/3,votes=2", "zerotprune:keep=0.3,start=1,similar=0.5")
     search_space = SearchSpace("r", {"similar": (0.5, 0.75, 1.0)})
 
     def setup(self) -> None:
@@ -73,7 +73,7 @@ class ZeroTPrune(ScheduledReducer):
 
     def redundant(self, patches: int) -> int:
         """The number of patches that similarity removes."""
-        return min(round(self.options.similar * self.removing(patches)), patches // 2)
+        return min(int(self.options.similar * self.removing(patches)), patches // 2)
 
     def macs(self, grid: Grid) -> Macs:
         n, heads = grid.patches, self.dim // self.head_dim
