@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from attendless.optimize.schedule_solver import front, solve
+from attendless.optimize.schedule_solver import front, solve, time_of, within
 from attendless.optimize.schedules import evenly
 from attendless.optimize.token_damage import SHARES, DamageModel
 
@@ -88,9 +88,12 @@ def test_the_fit_finds_the_power_and_the_scale_of_measured_schedules() -> None:
     hidden = planted([2.0, 0.4, 0.7, 0.2], patches=40, power=1.8)
     schedules = [(0, 2, 4, 8, 0), (1, 4, 8, 10, 0), (6, 6, 6, 6, 0), (0, 20, 0, 0, 0)]
     fitted = model.fitted(schedules, [1.2 * hidden(r) for r in schedules])
+    assert fitted.slope == pytest.approx(1.0)
     assert fitted.power == pytest.approx(1.8)
     assert fitted.scale == pytest.approx(1.2)
     assert fitted((3, 3, 9, 9, 0)) == pytest.approx(1.2 * hidden((3, 3, 9, 9, 0)))
+    steep = model.fitted(schedules, [hidden(r) ** 1.2 for r in schedules])
+    assert steep((3, 3, 9, 9, 0)) == pytest.approx(hidden((3, 3, 9, 9, 0)) ** 1.2)
     one = model.fitted(schedules[:1], [0.5])
     assert one.power == model.power
     assert one(schedules[0]) == pytest.approx(0.5)
@@ -101,3 +104,14 @@ def test_schedules_are_tried_at_even_steps_of_time() -> None:
     assert evenly(found, [10, 9.9, 9.8, 9.7, 7, 4, 1], 4) == [(0,), (4,), (5,), (6,)]
     assert evenly(found[:1], [10], 4) == [(0,)]
     assert evenly([], [], 4) == []
+
+
+def test_a_schedule_for_a_given_time_takes_no_longer_and_damages_no_more_than_the_front() -> None:
+    model, times = planted([2.0, 0.4, 0.7, 0.2], patches=40), [by_tokens()] * 5
+    whole = time_of(model, times, (0,) * 5)
+    for share in (0.9, 0.75, 0.6):
+        found = within(model, times, share * whole)
+        assert time_of(model, times, found) <= share * whole
+        rivals = [r for r in front(model, times) if time_of(model, times, r) <= share * whole]
+        assert model(found) <= 1.001 * min(map(model, rivals))
+    assert within(model, times, 2 * whole) == (0,) * 5

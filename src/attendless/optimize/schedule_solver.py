@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from .token_damage import DamageModel
+from .token_damage import counts as _counts
 
 #: ms(before, after): the milliseconds of a layer that so many patches enter and leave; arrays are allowed.
 LayerTime = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -39,6 +40,25 @@ def front(damage: DamageModel, times: Sequence[LayerTime]) -> list[tuple[int, ..
     prices = np.geomspace(max(low, 1e-12) / 10, max(high, 1e-9) * 100, _PRICES)
     found = dict.fromkeys(_path(damage, times, float(price), states) for price in prices)
     return [removed for removed in found if any(removed)]
+
+
+def within(damage: DamageModel, times: Sequence[LayerTime], ms: float) -> tuple[int, ...]:
+    """The schedule with the lowest predicted damage that takes at most `ms` milliseconds, or the fastest there is."""
+    states = [_states(count) for count in damage.patches]
+    low, high = -12.0, 12.0  # logarithms of the price; time falls as it rises
+    for _ in range(40):
+        middle = (low + high) / 2
+        slow = time_of(damage, times, _path(damage, times, 10**middle, states)) > ms
+        low, high = (middle, high) if slow else (low, middle)
+    return _path(damage, times, 10**high, states)
+
+
+def time_of(damage: DamageModel, times: Sequence[LayerTime], removed: Sequence[int]) -> float:
+    """The predicted milliseconds of a schedule."""
+    total = 0.0
+    for (before, after), time in zip(_counts(damage.patches, removed), times, strict=True):
+        total += float(time(np.array(before), np.array(after)))
+    return total
 
 
 def _states(count: int) -> np.ndarray:

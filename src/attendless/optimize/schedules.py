@@ -39,9 +39,9 @@ from .search import Search
 from .token_damage import DamageModel, token_sensitivities
 
 #: Number of schedules that the search judges: of the solver's, and with their refinements.
-SOLVED, TRIALS = 20, 48
+SOLVED, TRIALS = 20, 32
 #: Solved schedules to which the damage model is fitted.
-_ANCHORS = 4
+_ANCHORS = 6
 #: The schedule on which options of the reducer are compared: this share of the tokens, removed between these shares of
 #: the depth.
 _SPAN, _REMOVED = (1 / 6, 11 / 12), 0.65
@@ -82,13 +82,13 @@ def why_not(backbone: nn.Module, tokens: str) -> str:
     if backbone.tokens:
         return f"its tokens are already reduced by {backbone.tokens}"
     try:
-        with_tokens(backbone, _one_each(tokens, len(backbone.blocks)))
+        with_tokens(backbone, one_each(tokens, len(backbone.blocks)))
     except UserError as error:
         return str(error)
     return ""
 
 
-def _one_each(tokens: str, depth: int) -> Spec:
+def one_each(tokens: str, depth: int) -> Spec:
     """The reducer removing one token in every layer; if it is to be taken as it is, as it is."""
     spec, space = parse_tokens(tokens), space_of(tokens)
     assert spec is not None
@@ -102,14 +102,9 @@ def schedules(backbone: Backbone, tokens: str, search: Search, max_drop: float) 
     A reducer name with a search space gives schedules from few tokens to many, each faster than the one before by
     prediction, none with an expected drop of more than `max_drop` percentage points. Any other spec gives itself.
     """
-    reducer = _one_each(tokens, len(backbone.blocks))
-    batch = repeat_to_batch(search.images, search.batch)
-    measured = search.log.get(
-        f"milliseconds by tokens with {reducer}, batch {search.batch}",
-        partial(token_times, backbone, reducer, batch, search.budget, search.progress),
-    )
+    reducer = one_each(tokens, len(backbone.blocks))
     space = space_of(tokens)
-    trials = Trials(backbone, reducer, space, search, TimeModel(measured))
+    trials = Trials(backbone, reducer, space, search, time_model(backbone, tokens, search))
     if space is None:
         return [trials.unchanged, trials.judged(trials.timed(reducer))]
     choices = [(option, value) for option, values in space.options.items() for value in values]
@@ -117,6 +112,17 @@ def schedules(backbone: Backbone, tokens: str, search: Search, max_drop: float) 
         for option, values in space.options.items():
             trials.choose(option, values, step)
         return evolve(trials, max_drop, TRIALS, step, solved(trials, max_drop))
+
+
+def time_model(backbone: Backbone, tokens: str, search: Search) -> TimeModel:
+    """The time of any schedule of a reducer, from the measured or logged times of single blocks."""
+    reducer = one_each(tokens, len(backbone.blocks))
+    batch = repeat_to_batch(search.images, search.batch)
+    measured = search.log.get(
+        f"milliseconds by tokens with {reducer}, batch {search.batch}",
+        partial(token_times, backbone, reducer, batch, search.budget, search.progress),
+    )
+    return TimeModel(measured)
 
 
 class Judge(Protocol):
@@ -216,15 +222,21 @@ def solved(trials: Trials, max_drop: float) -> list[tuple[list[int], float]]:
     """
     damage, times = trials.damage_model(), trials.layer_times()
     found = front(damage, times)
-    anchors = [found[round(i * (len(found) - 1) / _ANCHORS)] for i in range(1, _ANCHORS)] if found else []
+    # Neither the mildest nor the strongest: the fit should be best between them.
+    anchors = _evenly(trials, found, _ANCHORS + 2)[1:-1] or found
     measured = [trials.judged(trials.removing(removed)) for removed in anchors]
     within = [one for one in measured if one.drop <= max_drop] or measured[:1]
     if not within:
         return []
     damage = damage.fitted([one.removed for one in within], [one.divergence for one in within])
-    worst = 2 * max(one.divergence for one in within)
-    best = [removed for removed in front(damage, times) if damage(removed) <= worst]
-    return [(list(removed), damage(removed)) for removed in evenly(best, [trials.removing(r).ms for r in best], SOLVED)]
+    beyond = [one.divergence for one in measured if one not in within]
+    most = min(beyond, default=math.inf)
+    best = [removed for removed in front(damage, times) if damage(removed) < most]
+    return [(list(removed), damage(removed)) for removed in _evenly(trials, best, SOLVED)]
+
+
+def _evenly(trials: Trials, found: Sequence[tuple[int, ...]], count: int) -> list[tuple[int, ...]]:
+    return evenly(found, [trials.removing(removed).ms for removed in found], count)
 
 
 def evenly(found: Sequence[tuple[int, ...]], ms: Sequence[float], count: int) -> list[tuple[int, ...]]:

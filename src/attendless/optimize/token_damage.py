@@ -4,10 +4,10 @@
 schedule that leaves n_0 ≥ n_1 ≥ …, layer l adds the damage of going from n_{l−1} to n_l:
 
     m_l    = D_l(n_l) − D_l(n_{l−1})
-    damage = scale · (Σ m_l^p)^(1/p)
+    damage = scale · (Σ m_l^p)^(slope/p)
 
 With p = 1 the damages would add up. They overlap: a patch that an earlier layer merged damages later layers less than
-one that a later layer merges anew, so p is above 1. `fitted` takes p and the scale from a few measured schedules.
+one that a later layer merges anew, so p is above 1. `fitted` takes p, scale and slope from a few measured schedules.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from .sensitivity import States
 SHARES = (0.05, 0.1, 0.2, 0.35, 0.55, 0.75)
 #: p before it is fitted, and the values that the fit tries.
 _POWER, _POWERS = 1.5, tuple(np.arange(1.0, 2.51, 0.1))
+#: Slopes between which the fit stays.
+_SLOPES = (0.7, 1.4)
 #: Divergences below this are noise of the arithmetic.
 _FLOOR = 1e-8
 
@@ -65,19 +67,30 @@ def token_sensitivities(
     return found
 
 
+def counts(patches: Sequence[int], removed: Sequence[int]) -> list[tuple[int, int]]:
+    """The patches that enter and leave each layer. A new stage begins with all of its patches."""
+    found, left = list[tuple[int, int]](), 0
+    for layer, (count, gone) in enumerate(zip(patches, removed, strict=True)):
+        left = left if layer and count == patches[layer - 1] else count
+        found.append((left, left - gone))
+        left -= gone
+    return found
+
+
 @dataclasses.dataclass(frozen=True)
 class DamageModel:
     """Predicts the divergence of a schedule.
 
     patches: the patches that enter each layer of the unchanged model.
     measured: `token_sensitivities`.
-    power, scale: p and the scale of the formula above.
+    power, scale, slope: as in the formula above.
     """
 
     patches: tuple[int, ...]
     measured: tuple[tuple[float, ...], ...]
     power: float = _POWER
     scale: float = 1.0
+    slope: float = 1.0
 
     def alone(self, layer: int, left: Any) -> Any:
         """D_l(n): the divergence if `layer` alone leaves `left` patches, a number or an array.
@@ -100,19 +113,20 @@ class DamageModel:
 
     def __call__(self, removed: Sequence[int]) -> float:
         """The predicted divergence of a schedule."""
-        total, left = 0.0, self.patches[0]
-        for layer, gone in enumerate(removed[:-1]):
-            left = left if layer and self.patches[layer] == self.patches[layer - 1] else self.patches[layer]
-            total += float(self.added(layer, left, left - gone))
-            left -= gone
-        return float(self.scale * total ** (1 / self.power))
+        pairs = counts(self.patches, removed)[:-1]
+        total = sum(float(self.added(layer, before, after)) for layer, (before, after) in enumerate(pairs))
+        return float(self.scale * total ** (self.slope / self.power))
 
     def fitted(self, schedules: Sequence[Sequence[int]], divergences: Sequence[float]) -> DamageModel:
-        """The model whose p and scale predict these divergences best, by their logarithms."""
-        best, least = self, np.inf
+        """The model that predicts these divergences best, by their logarithms. The slope takes three schedules."""
+        y, best, least = np.log(np.maximum(divergences, _FLOOR)), self, np.inf
         for power in _POWERS if len(schedules) > 1 else (self.power,):
-            model = dataclasses.replace(self, power=float(power), scale=1.0)
-            off = [np.log(max(d, _FLOOR) / max(model(r), _FLOOR)) for r, d in zip(schedules, divergences, strict=True)]
+            model = dataclasses.replace(self, power=float(power), scale=1.0, slope=1.0)
+            x = np.log([max(model(removed), _FLOOR) for removed in schedules])
+            slope = 1.0
+            if len(schedules) > 2 and np.ptp(x) > 0:
+                slope = float(np.clip(np.polyfit(x, y, 1)[0], *_SLOPES))
+            off = y - slope * x
             if (spread := float(np.var(off) + 0.02 * np.mean(off) ** 2)) < least:
-                best, least = dataclasses.replace(model, scale=float(np.exp(np.mean(off)))), spread
+                best, least = dataclasses.replace(model, scale=float(np.exp(np.mean(off))), slope=slope), spread
         return best
