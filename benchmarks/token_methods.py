@@ -47,17 +47,17 @@ DIFFRATE = {
 }
 #: The other methods: a spec with one number to be found, and the numbers between which it lies.
 METHODS = {
-    "rank, constant": ("rank:r={:.0f},start=1", (4, 17)),
-    "tome": ("tome:r={:.0f}", (4, 17)),
-    "tome, protected": ("tome:r={:.0f},start=1,protect=0.1", (4, 17)),
-    "pitome": ("pitome:r={:.0f},start=1", (4, 17)),
-    "atc": ("atc:r={:.0f},start=1", (4, 17)),
-    "soft": ("soft:r={:.0f},start=1", (4, 17)),
-    "zerotprune": ("zerotprune:r={:.0f},start=1", (4, 17)),
-    "evit": ("evit:keep={:.2f}", (0.85, 0.35)),
+    "rank, constant": ("rank:r={:.0f},start=1", (6, 26)),
+    "tome": ("tome:r={:.0f}", (6, 26)),
+    "tome, protected": ("tome:r={:.0f},start=1,protect=0.1", (6, 26)),
+    "pitome": ("pitome:r={:.0f},start=1", (6, 26)),
+    "atc": ("atc:r={:.0f},start=1", (6, 26)),
+    "soft": ("soft:r={:.0f},start=1", (6, 26)),
+    "zerotprune": ("zerotprune:r={:.0f},start=1", (6, 26)),
+    "evit": ("evit:keep={:.2f}", (0.8, 0.3)),
 }
 #: How many settings of a method are timed to find the one that takes as long.
-_PROBES = 4
+_PROBES = 5
 
 
 def main() -> None:

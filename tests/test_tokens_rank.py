@@ -82,6 +82,13 @@ def test_schedules_and_layers() -> None:
     spec = parse_tokens("rank:keep=0.25,start=1,until=3")
     assert spec is not None
     assert sorted(create_reducers(spec, 24, 12, 4)) == [1, 2, 3]
+    default = parse_tokens("rank:r=8")
+    assert default is not None
+    assert sorted(create_reducers(default, 24, 12, 12)) == [*range(2, 12)], (
+        "the first sixth of the layers is left alone"
+    )
+    assert sorted(create_reducers(default.replace(r=(0, 3, *[0] * 10)), 24, 12, 12)) == [1]
+    assert sorted(create_reducers(default.replace(start=0), 24, 12, 12)) == [*range(12)]
     with pytest.raises(UserError, match="rank:until=4 does not fit the model"):
         create_reducers(spec.replace(until=4), 24, 12, 4)
     with pytest.raises(UserError, match="rank:r=1/2/3 names 3 layers, but the model has 4"):

@@ -5,9 +5,11 @@
     softmax(q kᵀ / √D + log s): a merged key weighs as much as the s tokens it stands for
 
 Tokens are compared by themselves, not by their keys, because the residual stream is what merging averages. A model
-without a class token ranks patches by the attention that they receive (`attention.provided`). The schedule's options
-are those of `tokens.schedule`. `window` merges only within windows of the grid; frames of a video are stacked into one
-tall grid.
+without a class token ranks patches by the attention that they receive (`attention.provided`).
+
+The schedule's options are those of `tokens.schedule`. Unless `start` or a number for each layer says so, the first
+sixth of the layers removes nothing: the class token's attention says little there. `window` merges only within windows
+of the grid; frames of a video are stacked into one tall grid.
 
 `tome` chooses pairs by similarity alone, and every second patch can never be chosen. The importance of one patch is
 more reliable than the similarity of a pair in deep layers, and comparing removed with remaining patches costs fewer
@@ -26,11 +28,14 @@ from ..sparse import merging, operations
 from ..sparse.merging import Merged, Merging
 from .interface import SearchSpace
 from .registry import register_reducer
-from .schedule import ScheduledReducer, ScheduleOptions
+from .schedule import AFTER_A_SIXTH, ScheduledReducer, ScheduleOptions
 
 
 @dataclasses.dataclass(frozen=True)
 class RankOptions(ScheduleOptions):
+    start: int = options.option(
+        AFTER_A_SIXTH, "first layer that removes tokens; -1: the first sixth of the layers removes none", low=-1
+    )
     window: int = options.option(0, "merge only within windows of this many patches a side; 0: anywhere", low=0)
 
 

@@ -21,6 +21,9 @@ from ..errors import UserError
 from ..sparse.merging import Merged
 from .interface import Reducer
 
+#: A `start` that leaves the first sixth of the layers alone.
+AFTER_A_SIXTH = -1
+
 
 @dataclasses.dataclass(frozen=True)
 class ScheduleOptions(options.Options):
@@ -55,8 +58,9 @@ class ScheduledReducer(Reducer):
 
     @classmethod
     def layers(cls, given: Any, depth: int) -> list[int]:
-        if given.until and not given.start < given.until < depth:
-            layers = f"a layer after start={given.start} and up to {depth - 1}, the last"
+        first = first_layer(given, depth)
+        if given.until and not first < given.until < depth:
+            layers = f"a layer after start={first} and up to {depth - 1}, the last"
             raise UserError(f"{cls.name}:until={given.until} does not fit the model: expected {layers}, or 0")
         everywhere = given.keep < 1 and not given.r
         found = [layer for layer in span(given, depth) if everywhere or scheduled(cls.name, given, layer, depth)]
@@ -90,7 +94,14 @@ class ScheduledReducer(Reducer):
 
 def span(given: ScheduleOptions, depth: int) -> range:
     """The layers that may remove tokens."""
-    return range(given.start, given.until or depth)
+    return range(first_layer(given, depth), given.until or depth)
+
+
+def first_layer(given: ScheduleOptions, depth: int) -> int:
+    """The first layer that may remove tokens."""
+    if given.start != AFTER_A_SIXTH:
+        return given.start
+    return 0 if len(given.r) > 2 else depth // 6  # numbers for each layer say it themselves
 
 
 def scheduled(name: str, given: ScheduleOptions, layer: int, depth: int) -> int:
@@ -103,7 +114,7 @@ def scheduled(name: str, given: ScheduleOptions, layer: int, depth: int) -> int:
     if len(given.r) == 2:
         first, last = given.r
         step = (last - first) / max(1, len(layers) - 1)
-        return int(first + step * (layer - given.start))  # computed in this order, so that rounding errors agree too
+        return int(first + step * (layer - layers.start))  # computed in this order, so that rounding errors agree too
     if len(given.r) != depth:
         text = f"{name}:r={options.value_text(given.r)} names {len(given.r)} layers, but the model has {depth}"
         raise UserError(f"{text}: expected 1, 2 or {depth} numbers")
