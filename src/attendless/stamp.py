@@ -57,6 +57,11 @@ def processor() -> str:
     return _cpu()[0]
 
 
+def instructions() -> frozenset[str]:
+    """The instruction sets that the system reports, as Linux names them; empty elsewhere."""
+    return _cpu()[1]
+
+
 def _cpu() -> tuple[str, frozenset[str]]:
     """The processor's name and the instruction sets that the system reports (on Linux; elsewhere only the name)."""
     name, flags = platform.processor() or platform.machine(), frozenset[str]()

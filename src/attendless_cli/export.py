@@ -43,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "accept any number of images per forward pass, in place of --batch (default: a fixed batch)"
     parser.add_argument("--dynamic", choices=("batch",), help=text)
     parser.add_argument("--features", action="store_true", help="output feature maps [B, C, h, w] in place of logits")
-    parser.add_argument("--int8", action="store_true", help="quantize linear layers to int8; needs --data")
+    precision = parser.add_mutually_exclusive_group()
+    text = "fp32, bf16 (OpenVINO on a CPU with bf16 instructions) or int8 (linear layers; needs --data) (default: fp32)"
+    precision.add_argument("--precision", metavar="P", help=text)
+    precision.add_argument("--int8", action="store_const", const="int8", dest="precision", help=argparse.SUPPRESS)
     text = "images to compare outputs on and to measure the accuracy of --int8 on (default: noise)"
     parser.add_argument("--data", metavar="DIR", help=text)
     text = "images to calibrate --int8 on, up to 300 (default: at most half of --data, by a hash of the file names; "
@@ -80,7 +83,7 @@ def run(args: argparse.Namespace) -> None:
             size=args.size,
             batch=None if args.dynamic else args.batch or 1,
             features=args.features,
-            int8=args.int8,
+            precision=args.precision,
             data=args.data,
             calibration=args.calibration,
             limit=args.images,

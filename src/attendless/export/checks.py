@@ -28,6 +28,8 @@ from ..errors import UserError
 from .description import Description
 
 TOLERANCE = 1e-4
+#: Of the median image, if a file computes in bf16.
+BF16_TOLERANCE = 0.1
 #: The largest accepted difference of an image with near-ties, as a multiple of its unrest.
 FACTOR = 4.0
 #: Relative error of each layer's output, and the most runs with such errors.
@@ -80,6 +82,24 @@ def compare(run: Run, module: nn.Module, about: Description, *, given: Tensor | 
     for images in _inputs(about, batches, given):
         found += _compared(run, module, images)
     return judged(found, batches)
+
+
+def compare_bf16(run: Run, module: nn.Module, about: Description, given: Tensor | None = None) -> str:
+    """Compare a file that computes in bf16, as a note; raises `UserError` where more than rounding differs.
+
+    bf16 rounds to 2⁻⁸ in every layer, and where a model chooses tokens an image may differ by more: the median counts.
+    """
+    batches = BATCHES if about.batch is None else (about.batch,) * 3
+    with torch.inference_mode():
+        apart = torch.cat([_apart(run(images), module(images)) for images in _inputs(about, batches, given)])
+    median = float(apart.median())
+    if not median <= BF16_TOLERANCE:
+        raise UserError(
+            f"in bf16 the export does not compute what the model does: half of the images differ by {median:.1e} or "
+            f"more, tolerance {BF16_TOLERANCE:g}; nothing was written"
+        )
+    most = float(apart.max())
+    return f"in bf16 the outputs of {len(apart)} images differ by {median:.1e} (median), {most:.1e} at most"
 
 
 def judged(found: Sequence[tuple[float, float]], batches: Sequence[int], tolerance: float = TOLERANCE) -> Parity:

@@ -28,7 +28,8 @@ class Description:
     """A model, what it takes and what it answers with.
 
     `batch` None: images in any number at once. `features`: it answers with maps [B, C, h, w], not with logits.
-    `kernels`: it needs attendless's kernels beside the runtime. `report` is what the check at its export found.
+    `kernels`: it needs attendless's kernels beside the runtime. `int8`: its linear layers are quantised. `floats`: the
+    precision of all other arithmetic, fp32 or bf16. `report` is what the check at its export found.
     """
 
     model: str
@@ -47,9 +48,15 @@ class Description:
     interpolation: str
     kernels: bool = False
     int8: bool = False
+    floats: str = "fp32"
     digest: str = ""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     report: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def precision(self) -> str:
+        """fp32, bf16 or int8."""
+        return "int8" if self.int8 else self.floats
 
     def as_json(self) -> str:
         return json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, allow_nan=False)
@@ -127,6 +134,8 @@ def _wrong(found: Description) -> str:
     for name in ("features", "kernels", "int8"):
         if not isinstance(getattr(found, name), bool):
             return f"{name} is neither true nor false"
+    if found.floats not in ("fp32", "bf16"):
+        return f"floats={str(found.floats)[:60]}"
     if found.batch is not None and not is_count(found.batch, 2**16):
         return f"batch={str(found.batch)[:60]}"
     if len(found.mean) not in (1, found.channels):

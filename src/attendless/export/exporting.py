@@ -1,7 +1,7 @@
 """`export`: a model as a file for another runtime, checked before it is there.
 
     attendless.export(model, "fast.onnx")                          # .onnx, .xml (OpenVINO) or .pt2
-    attendless.export(model, "fast.xml", int8=True, data="photos")
+    attendless.export(model, "fast.xml", precision="int8", data="photos")
 
 Everything is made in a folder beside the target; what passes the check is put in its place by renaming, the file that
 is opened last. So there is never a partial file under the final name, whatever happens.
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ..convert import open_model
 from ..errors import UserError, unknown
 from ..integrations.resize import resize
+from ..measure.precision import check_precision, no_bf16
 from ..measure.subject import converted, original
 from ..sizes import channels, input_size, parse_size
 from ..storage import sync
@@ -87,6 +88,8 @@ class Exported:
             "files": [str(file) for file in self.files],
             "bytes": self.bytes,
             **{key: about[key] for key in ("model", "attention", "channels", "batch", "features", "kernels", "int8")},
+            "precision": self.description.precision,
+            "floats": self.description.floats,
             "tokens_spec": about["tokens"] or None,
             "size": list(self.description.size),
             **about["report"],
@@ -101,6 +104,7 @@ def export(
     size: int | tuple[int, int] | str | None = None,
     batch: int | None = 1,
     features: bool = False,
+    precision: str | None = None,
     int8: bool = False,
     data: str | Path | None = None,
     calibration: str | Path | None = None,
@@ -122,7 +126,9 @@ def export(
         size: Input size; default: the model's own.
         batch: Number of images per call; None for any number.
         features: Whether the file also returns feature maps.
-        int8: Whether linear layers are quantised.
+        precision: `fp32`, `bf16` (OpenVINO, on a CPU with bf16 instructions) or `int8`: linear layers are quantised;
+            the rest of an OpenVINO file then computes in bf16 where the CPU has it.
+        int8: The same as `precision="int8"`.
         data: A folder of images, for the comparison and to measure a quantised file on.
         calibration: A folder of images to calibrate int8 on; default: up to 300 of `data`, at most half of them, chosen
             by a hash of their names. Accuracy is measured on the others.
@@ -145,6 +151,11 @@ def export(
     how = _format(out, format)
     if why := FORMATS[how].unavailable():
         raise UserError(why)
+    if precision not in (None, "int8") and int8:
+        raise UserError(f"precision={precision} and int8: give one of the two")
+    precision = "int8" if int8 else precision or "fp32"
+    floats = floats_of(how, precision)
+    int8 = precision == "int8"
     if int8:
         quantising.check(how, data, kernels, calibration)
     elif calibration is not None:
@@ -160,7 +171,7 @@ def export(
         raise UserError(f"the model is made for {input_size(model)} images, not {parse_size(size)}: resize it first")
     else:
         opened = model
-    job = _Job(how, batch, features, opset, kernels, progress)
+    job = _Job(how, batch, features, opset, kernels, progress, floats)
     return job.run(opened.eval(), Path(out), name, int8, data, calibration, limit, budget if measure else None)
 
 
@@ -168,6 +179,14 @@ def write(model: nn.Module, file: Path, *, batch: int | None, format: str, kerne
     """Only write it: unchecked, and without a description."""
     job = _Job(format, batch, False, None, kernels, lambda text: None)
     job.write(model, file, job.policy()[0])
+
+
+def floats_of(format: str, precision: str) -> str:
+    """The precision in which a file computes all but its quantised layers: bf16 beside int8 too, where that is fast."""
+    known = FORMATS[format].PRECISIONS
+    check_precision(precision, format, known)
+    free = precision == "int8" and "bf16" in known and not no_bf16()
+    return "bf16" if precision == "bf16" or free else "fp32"
 
 
 def _format(out: str | Path, asked: str | None) -> str:
@@ -192,6 +211,7 @@ class _Job:
     opset: int | None
     kernels: bool | None
     say: Say
+    floats: str = "fp32"
 
     @property
     def module(self) -> ModuleType:
@@ -217,12 +237,16 @@ class _Job:
             self.write(model, file, policy)
             self.say("comparing it with the model")
             run = self.module.open_raw(file)
-            parity = checks.compare(run, outputs, about, given=None if images is None else images.compared())
+            compared = None if images is None else images.compared()
+            parity = checks.compare(run, outputs, about, given=compared)
+            if self.floats != "fp32":  # first in fp32, which shows that the graph is right
+                run = self.module.open_raw(file, floats=self.floats)
+                notes = (*notes, checks.compare_bf16(run, outputs, about, compared))
             quality = None
             if quantise and images is not None:
                 self.say("quantising it")
                 quantising.quantise(self.format, file, images.batches())
-                plain, run = run, self.module.open_raw(file)
+                plain, run = run, self.module.open_raw(file, floats=self.floats)
                 baseline = _dense(model, about.size) if converted(model) else model
                 quality = quantising.quality(plain, run, model, baseline, images, limit, self.say)
             timed = None
@@ -239,7 +263,9 @@ class _Job:
                 "notes": list(notes),
             }
             versions = {"attendless": __version__, "torch": torch.__version__, "timm": timm.__version__}
-            about = dataclasses.replace(about, kernels=ours, int8=quantise, versions=versions, report=_finite(report))
+            about = dataclasses.replace(
+                about, kernels=ours, int8=quantise, floats=self.floats, versions=versions, report=finite(report)
+            )
             self.module.stamp(file, about)
             written = _put(self.module.files(file), out)
         return Exported(out, self.format, tuple(written), about, parity, timed, quality, operators, notes)
@@ -269,7 +295,7 @@ class _Job:
         policy: str,
         folder: Path,
         budget: float,
-        ranges: quantising.Batches | None,
+        ranges: quantising.Calibration | None,
     ) -> speed.Speed:
         """`ranges`: images to quantise the dense model on, if the file is quantised; its accuracy is not measured."""
         dense = None
@@ -280,7 +306,7 @@ class _Job:
             if ranges is not None:
                 self.say("quantising the dense model to compare with")
                 quantising.quantise(self.format, file, ranges)
-            dense = self.module.open_raw(file)
+            dense = self.module.open_raw(file, floats=self.floats)
 
         def eager(images: Tensor) -> tuple[Tensor, ...]:
             with torch.inference_mode():
@@ -297,12 +323,12 @@ def _dense(model: nn.Module, size: tuple[int, int]) -> nn.Module:
     return dense.eval()
 
 
-def _finite(found: Any) -> Any:
-    """The same with None for what JSON cannot hold."""
+def finite(found: Any) -> Any:
+    """A JSON value with None for what JSON cannot hold."""
     if isinstance(found, Mapping):
-        return {key: _finite(value) for key, value in found.items()}
+        return {key: finite(value) for key, value in found.items()}
     if isinstance(found, list | tuple):
-        return [_finite(value) for value in found]
+        return [finite(value) for value in found]
     return None if isinstance(found, float) and not -float("inf") < found < float("inf") else found
 
 

@@ -20,14 +20,15 @@ from ..sizes import input_size
 from ..stamp import stamp
 from .checks import images_like
 from .description import Description
+from .folder import model_file
 from .runner import OPENERS, Run, open_runner
 
 _FILE, _ORIGINAL = "file", "original"
 
 
 def is_exported(model: str | Path) -> bool:
-    """Whether MODEL is named as an exported file is."""
-    return Path(model).suffix in OPENERS
+    """Whether MODEL is named as an exported file is, or a folder that holds one."""
+    return Path(model_file(model)).suffix in OPENERS
 
 
 class FileModel(nn.Module):
@@ -58,7 +59,7 @@ class FileModel(nn.Module):
 
     @property
     def precision(self) -> str:
-        return "int8" if self.description.int8 else "fp32"
+        return self.description.precision
 
 
 def open_file_model(path: str | Path, *, threads: int | None = None, **asked: Any) -> FileModel:

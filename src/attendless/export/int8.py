@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -84,6 +84,36 @@ class Images:
         return Batches(self, most)
 
 
+class Calibration(Protocol):
+    """Batches of images as arrays, to calibrate on. `available` counts the images, `batch` those that a file takes."""
+
+    @property
+    def available(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorBatches:
+    """Preprocessed images in memory, in batches of `batch`."""
+
+    images: Tensor
+    batch: int
+
+    @property
+    def available(self) -> int:
+        return len(self.images)
+
+    def __len__(self) -> int:
+        return self.available // self.batch
+
+    def __iter__(self) -> Iterator[Any]:
+        whole = self.images[: len(self) * self.batch].float()
+        return (part.numpy() for part in whole.split(self.batch))
+
+
 @dataclasses.dataclass(frozen=True)
 class Batches:
     """Up to `most` images to calibrate on, in the batches that a file takes, as arrays."""
@@ -91,11 +121,19 @@ class Batches:
     images: Images
     most: int
 
+    @property
+    def available(self) -> int:
+        return len(self.images.calibration)
+
+    @property
+    def batch(self) -> int:
+        return self.images.about.batch or 1
+
     def __len__(self) -> int:
-        return min(self.most, len(self.images.calibration)) // (self.images.about.batch or 1)
+        return min(self.most, self.available) // self.batch
 
     def __iter__(self) -> Iterator[Any]:
-        source, batch = self.images.calibration, self.images.about.batch or 1
+        source, batch = self.images.calibration, self.batch
         transform = evaluation_transform(self.images.about.data_config())
         waiting: list[Tensor] = []
         for index in spread(len(source), self.most):
@@ -138,12 +176,12 @@ def images(about: Description, data: str | Path, calibration: str | Path | None 
     return Images(about, Part(apart, spread(len(apart), CALIBRATION)), whole)
 
 
-def quantise(format: str, path: Path, batches: Batches) -> None:
+def quantise(format: str, path: Path, batches: Calibration) -> None:
     """Quantise a file in its place."""
     if not len(batches):
         raise UserError(
-            f"{len(batches.images.calibration)} images to calibrate on, and the file takes "
-            f"{batches.images.about.batch} at once: give more images, twice as many without --calibration"
+            f"{batches.available} images to calibrate on, and the file takes {batches.batch} at once: give more "
+            "images, twice as many without --calibration"
         )
     tools = {"onnx": _quantise_onnx, "openvino": _quantise_openvino}
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # their bars and their advice
@@ -195,7 +233,7 @@ def quality(
     )
 
 
-def _quantise_openvino(path: Path, batches: Batches) -> None:
+def _quantise_openvino(path: Path, batches: Calibration) -> None:
     import logging
 
     nncf, core = need("openvino", "nncf", "openvino"), None
@@ -236,7 +274,7 @@ def _constant(node: Any) -> bool:
     return node.get_type_name() == "Constant" or (bool(inputs) and all(map(_constant, inputs)))
 
 
-def _quantise_onnx(path: Path, batches: Batches) -> None:
+def _quantise_onnx(path: Path, batches: Calibration) -> None:
     import logging
 
     need("onnx", "onnxruntime", "onnx")

@@ -31,6 +31,7 @@ from .packages import missing, need
 SUFFIX = ".onnx"
 #: Whether a file has our kernels unless it is said.
 KERNELS = False
+PRECISIONS = ("fp32", "int8")
 #: The kernels as ONNX Runtime's operators: made at install, and copied beside a model that uses them.
 LIBRARY = "libattendless_onnxruntime.so"
 #: What writing takes, and what running takes.
@@ -140,8 +141,8 @@ def open_file(path: Path, threads: int | None = None) -> tuple[Run, Description]
     return _runs(session), description.read(session.get_modelmeta().custom_metadata_map.get(KEY), path)
 
 
-def open_raw(path: Path, threads: int | None = None) -> Run:
-    """As `open_file`, before there is a description."""
+def open_raw(path: Path, threads: int | None = None, floats: str = "fp32") -> Run:
+    """As `open_file`, before there is a description. `floats` is fp32: this runtime computes nothing else."""
     return _runs(_session(path, threads))
 
 

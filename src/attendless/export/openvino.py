@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.export import ExportedProgram
 
 from ..errors import UserError
+from ..measure.precision import no_bf16
 from . import description, extension, onnx
 from .checksum import BLANK, check_seal, seal
 from .description import KEY, Description
@@ -28,6 +29,7 @@ from .translate import DOMAIN
 SUFFIX = ".xml"
 #: Whether a file has our kernels unless it is said.
 KERNELS = True
+PRECISIONS = ("fp32", "bf16", "int8")
 Run = Callable[[Tensor], tuple[Tensor, ...]]
 
 
@@ -82,12 +84,12 @@ def open_file(path: Path, threads: int | None = None) -> tuple[Run, Description]
     core, model = read_with_kernels(path)
     text = model.get_rt_info(KEY).astype(str) if model.has_rt_info(KEY) else None
     about = description.read(text, path)
-    return _runs(_compiled(core, model, threads)), about
+    return _runs(_compiled(core, model, threads, about.floats)), about
 
 
-def open_raw(path: Path, threads: int | None = None) -> Run:
+def open_raw(path: Path, threads: int | None = None, floats: str = "fp32") -> Run:
     """As `open_file`, before there is a description."""
-    return _runs(_compiled(*read_with_kernels(path), threads))
+    return _runs(_compiled(*read_with_kernels(path), threads, floats))
 
 
 def read_with_kernels(path: Path) -> tuple[Any, Any]:
@@ -114,11 +116,13 @@ def _weights(path: Path) -> Path:
     return path.with_suffix(".bin")
 
 
-def _compiled(core: Any, model: Any, threads: int | None) -> Any:
+def _compiled(core: Any, model: Any, threads: int | None, floats: str) -> Any:
+    """`floats`: fp32, or bf16, which is computed in fp32 on a CPU without bf16 instructions."""
+    bf16 = floats == "bf16" and not no_bf16()
     settings = {
         "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
         "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": "f32",  # what PyTorch computes; OpenVINO would take bf16 where the CPU has it
+        "INFERENCE_PRECISION_HINT": "bf16" if bf16 else "f32",  # without a hint OpenVINO decides by the CPU
     }
     return core.compile_model(model, "CPU", settings)
 

@@ -31,6 +31,7 @@ from .description import Description
 SUFFIX = ".pt2"
 #: Whether a file has our kernels unless it is said.
 KERNELS = True
+PRECISIONS = ("fp32",)
 Run = Callable[[Tensor], tuple[Tensor, ...]]
 
 
@@ -88,8 +89,8 @@ def open_file(path: Path, threads: int | None = None) -> tuple[Run, Description]
     return _runs(program, threads), description.read(text, path)
 
 
-def open_raw(path: Path, threads: int | None = None) -> Run:
-    """As `open_file`, before there is a description."""
+def open_raw(path: Path, threads: int | None = None, floats: str = "fp32") -> Run:
+    """As `open_file`, before there is a description. `floats` is fp32: this runtime computes nothing else."""
     return _runs(_load(path)[0], threads)
 
 

@@ -6,6 +6,7 @@ logits = run(images)                                  # [B, C, H, W] → [B, cla
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
@@ -18,10 +19,12 @@ from torch import Tensor, nn
 
 from ..convert import open_model
 from ..errors import UserError, unknown
+from ..measure.precision import check_precision
 from ..sizes import parse_size, size_text
 from . import onnx, openvino, pt2
 from .description import Description, describe
 from .features import outputs_of
+from .folder import deployed
 
 #: Images in, every output out.
 Run = Callable[[Tensor], tuple[Tensor, ...]]
@@ -86,6 +89,7 @@ def open_runner(
     model: str | Path,
     *,
     runtime: str | None = None,
+    precision: str | None = None,
     weights: str | Path | None = None,
     size: int | tuple[int, int] | str | None = None,
     attention: str | None = None,
@@ -96,9 +100,14 @@ def open_runner(
 ) -> Runner:
     """Open an exported file, or any MODEL that `open_model` takes, with the same options, to run `eager` or `compile`.
 
-    An exported file is what it is: it takes no other weights, size, attention or tokens, and its ending says its
-    runtime. `threads` holds for this model in ONNX Runtime and OpenVINO, in PyTorch for the process.
+    An exported file is what it is: it takes no other weights, size, attention, tokens or precision, and its ending says
+    its runtime. A folder that `optimize` wrote is the file that its manifest names. `precision` is fp32 or bf16 for
+    models that PyTorch runs. `threads` holds for this model in ONNX Runtime and OpenVINO, in PyTorch for the process.
     """
+    if (found := deployed(model)) is not None:
+        model = found.file
+        if model.suffix not in OPENERS:
+            runtime, precision = runtime or found.runtime, precision or found.precision
     path = Path(model)
     asked = {"weights": weights, "attention": attention, "tokens": tokens, **opening}
     if path.suffix in OPENERS:
@@ -110,6 +119,11 @@ def open_runner(
         if size is not None and parse_size(size) != description.size:
             given, made = size_text(parse_size(size)), size_text(description.size)
             raise UserError(f"{str(model)!r} was exported for {made} px and takes no other size, such as {given}")
+        if precision not in (None, description.precision):
+            raise UserError(
+                f"{str(model)!r} computes in {description.precision}, not in {precision}: export it again with "
+                f"--precision {precision}"
+            )
         return Runner(own, description, run)
     if runtime not in (None, "eager", "compile"):
         if runtime not in {name for name, _ in OPENERS.values()}:
@@ -118,19 +132,31 @@ def open_runner(
     if threads:
         torch.set_num_threads(threads)
     opened = open_model(model, size=size, **asked)
-    return as_runner(opened, runtime or "eager", name=str(model), features=features)
+    return as_runner(opened, runtime or "eager", name=str(model), features=features, precision=precision or "fp32")
 
 
-def as_runner(model: nn.Module, runtime: str = "eager", *, name: str | None = None, features: bool = False) -> Runner:
-    """A model in memory as a runner, in PyTorch: `eager` or `compile`."""
+def as_runner(
+    model: nn.Module,
+    runtime: str = "eager",
+    *,
+    name: str | None = None,
+    features: bool = False,
+    precision: str = "fp32",
+) -> Runner:
+    """A model in memory as a runner, in PyTorch: `eager` or `compile`, in fp32 or, as a copy of it, in bf16."""
+    check_precision(precision, f"PyTorch ({runtime})", ("fp32", "bf16"))
+    about = describe(model, name=name, features=features)
+    type_of_images = torch.bfloat16 if precision == "bf16" else torch.float32
+    if precision == "bf16":
+        model, about = copy.deepcopy(model).bfloat16(), dataclasses.replace(about, floats=precision)
     module = outputs_of(model, features=features)
     called = torch.compile(module, dynamic=False) if runtime == "compile" else module
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
         with torch.inference_mode():
-            return tuple(called(images))
+            return tuple(output.float() for output in called(images.to(type_of_images)))
 
-    return Runner(runtime, describe(model, name=name, features=features), run)
+    return Runner(runtime, about, run)
 
 
 def _check_fixed(path: Path, own: str, runtime: str | None, asked: dict[str, Any]) -> None:
