@@ -32,7 +32,7 @@ WORDS = {
     "dense": ("detection, segmentation:", "features, heads, data"),
     "maps": ("attention maps of", "any layer"),
     "export": ("ONNX, OpenVINO, pt2:", "written, checked, opened"),
-    "optimize": ("sensitivities, schedules,", "candidates, goals: tune"),
+    "optimize": ("sensitivities, schedules,", "goals: tune, optimize"),
     "measure": ("clock, memory, MACs,", "bench, accuracy"),
     "convert": ("convert, patch,", "reports, files"),
     "integrations": ("ways into timm and transformers:", "one Slot, one support table"),

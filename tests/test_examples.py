@@ -15,6 +15,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "examples"
 SCRIPTS = {
     "convert": ({"size": 64, "budget": 0.2}, "saved, loaded, the same answers: True"),
     "tune": ({"size": 64, "count": 8, "budget": 0.1}, "chosen: "),
+    "optimize": ({"size": 32, "count": 8, "budget": "1s"}, "saved: model.safetensors; opened again: (1, "),
     "own_attention": ({}, "{'passed': "),
     "distil_folder": ({"pictures": 32}, "the teacher's answer to "),
     "dense_features": ({"height": 64, "width": 96}, "stride 4: (1, 48, 16, 24)"),

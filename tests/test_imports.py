@@ -13,7 +13,7 @@ ORDER = (
     *("version", "errors", "preparation", "palette", "options", "storage", "ownership", "sizes", "randomness"),
     *("plugins", "compiled", "stamp", "cluster", "data", "sparse", "attention", "tokens", "backbones", "check"),
     *("integrations", "convert", "measure"),
-    *("huggingface", "optimize", "train", "dense", "maps", "show", "export", "predict", "serve", "hub"),
+    *("huggingface", "train", "dense", "maps", "show", "export", "optimize", "predict", "serve", "hub"),
     *("__init__", "__main__"),
 )
 

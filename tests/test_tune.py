@@ -502,7 +502,7 @@ def crowd(size: int) -> Tuned:
 
 
 def test_the_plots_labels_do_not_overlap() -> None:
-    from attendless.show.tradeoff import figure
+    from attendless.optimize.tradeoff import figure
 
     drawn = figure([crowd(384), crowd(512)])
     drawn.draw_without_rendering()
@@ -515,7 +515,7 @@ def test_the_plots_labels_do_not_overlap() -> None:
 
 
 def test_the_page_is_read_on_light_and_dark_ground_and_escapes_what_it_is_given() -> None:
-    from attendless.show.tradeoff_page import page
+    from attendless.optimize.tradeoff_page import page
 
     text = page([crowd(384)], "<model> & data", ["attendless convert"])
     assert "&lt;model&gt; &amp; data" in text

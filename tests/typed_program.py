@@ -28,6 +28,7 @@ from attendless import (
     Macs,
     Map,
     Measurement,
+    Optimized,
     Options,
     Pyramid,
     Reducer,
@@ -124,6 +125,8 @@ def measure(model: nn.Module, images: Tensor) -> float:
     assert_type(attendless.bench(model, runtimes=["eager", "onnx"]), Table)
     tuned = assert_type(attendless.tune(model, images, max_drop=1.0), Tuned)
     assert_type(tuned.convert(model), nn.Module)
+    optimized = assert_type(attendless.optimize(model, images, max_drop=1.0), Optimized)
+    assert_type(optimized(images), Tensor)
     maps = assert_type(attendless.maps(model, images, layers=-1, query=(3, 4)), list[Map])
     assert_type(maps[0].on_grid(), Tensor)
     assert_type(attendless.export(model, "fast.onnx"), Exported)

@@ -36,6 +36,8 @@ from .integrations.support import register_family
 from .maps import Map, maps
 from .measure.bench import bench
 from .measure.measurement import Measurement
+from .optimize.optimize import optimize
+from .optimize.optimized import Optimized
 from .optimize.report import Tuned
 from .optimize.tune import tune
 from .plugins import load_plugin
@@ -55,6 +57,7 @@ __all__ = [
     "Macs",
     "Map",
     "Measurement",
+    "Optimized",
     "Options",
     "Pyramid",
     "Reducer",
@@ -79,6 +82,7 @@ __all__ = [
     "load_plugin",
     "maps",
     "open_model",
+    "optimize",
     "option",
     "patch",
     "push_to_hub",

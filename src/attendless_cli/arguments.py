@@ -136,7 +136,9 @@ def host(parser: argparse.ArgumentParser) -> None:
 
 def opening(parser: argparse.ArgumentParser) -> None:
     """MODEL, which may be an exported file, and how it is opened for prediction; `opened` reads them."""
-    parser.add_argument("model", metavar="MODEL", help=f"{MODEL}, or exported (.onnx, .xml, .pt2)")
+    parser.add_argument(
+        "model", metavar="MODEL", help=f"{MODEL}, exported (.onnx, .xml, .pt2), or a folder of optimize"
+    )
     weights(parser)
     attention(parser, many=False)
     tokens(parser, many=False)
@@ -146,6 +148,8 @@ def opening(parser: argparse.ArgumentParser) -> None:
     crop_pct(parser)
     text = "eager or compile; the ending of an exported file determines its runtime (default: eager)"
     parser.add_argument("--runtime", metavar="R", help=text)
+    text = "fp32 or bf16 for a model that PyTorch runs; an exported file has its own (default: fp32)"
+    parser.add_argument("--precision", metavar="P", help=text)
     threads(parser)
 
 
@@ -155,7 +159,7 @@ def opened(args: argparse.Namespace, *, features: bool) -> Any:
     from attendless.predict import Opening
 
     given = ("model", "runtime", "weights", "pretrained", "size", "attention", "tokens", "predictor", "crop_pct")
-    found = {name: getattr(args, name) for name in (*given, "readout", "threads")}
+    found = {name: getattr(args, name) for name in (*given, "readout", "threads", "precision")}
     return Opening(**found, features=features, plugins=tuple(plugin_files()))
 
 
@@ -167,7 +171,7 @@ class Target(str):
 
 def target(kind: str) -> Callable[[str], Target]:
     """The `type=` of an argument that names a file to write: a `model`, `export`, `json`, `picture` or `page`,
-    or a folder: a `run` or a `comparison`.
+    or a folder: a `run`, a `comparison` or an `optimized` model.
 
     `-` is standard output.
     """

@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from attendless.export.file_model import is_exported
+    from attendless.export.folder import model_file
 
+    args.model = model_file(args.model)
     if is_exported(args.model):
         _run_file(args)
     else:

@@ -53,9 +53,11 @@ def run(args: argparse.Namespace) -> int:
     from attendless.data.labels import NO_LABELS, match_labels
     from attendless.data.opening import open_data
     from attendless.errors import UserError
+    from attendless.export.folder import model_file
     from attendless.measure.accuracy import evaluate, preprocessing
     from attendless.sizes import input_size
 
+    args.model = model_file(args.model)
     arguments.use_threads(args)
     if tasks.task_of(args.model, args.task) != "classification":
         return tasks.evaluate(args)

@@ -29,6 +29,7 @@ COMMANDS = {
     "serve": "classify images over HTTP, with dynamic batching",
     "show": "draw attention maps and other figures of a model for one image",
     "explore": "inspect a model's attention in the browser, patch by patch",
+    "optimize": "search, export and verify the fastest file within an accuracy drop, in one command",
     "tune": "search the attention and token merging of each layer: lower latency, same predictions",
     "export": "write a model for ONNX Runtime, OpenVINO or torch.export, and compare it with PyTorch",
     "train": "train a model",

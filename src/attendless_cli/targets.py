@@ -28,6 +28,10 @@ FOLDERS = {
         "contest.json",
         ("results.json", "results.csv", "results.md", "results.tex", "report.html", "conversion.json"),
     ),
+    "optimized": (
+        "manifest.json",
+        ("model.xml", "model.bin", "model.onnx", "model.safetensors", "report.html"),
+    ),
 }
 #: What is said of a file without attendless's mark.
 FOREIGN = "that attendless did not write; --force replaces it"

@@ -164,12 +164,12 @@ def run(args: argparse.Namespace) -> None:
     for tuned, command in zip(found, commands, strict=True):
         print("", *tuned.findings, f"  {command}", sep="\n")
     if args.plot:
-        from attendless.show.tradeoff import draw
+        from attendless.optimize.tradeoff import draw
 
         draw(found, args.plot)
         print(f"drawn: {args.plot}")
     if args.report:
-        from attendless.show.tradeoff_page import page
+        from attendless.optimize.tradeoff_page import page
 
         output.write_text(args.report, page(found, title, commands, notes))
         print(f"report: {args.report}")

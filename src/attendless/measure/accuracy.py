@@ -104,11 +104,16 @@ def evaluate(
 
 def load_images(source: Source, transform: Callable[[Any], Tensor], limit: int) -> Tensor:
     """Up to `limit` preprocessed images spread over the set [n, 3, H, W]; unreadable ones are left out."""
+    return load_labelled(source, transform, limit)[0]
+
+
+def load_labelled(source: Source, transform: Callable[[Any], Tensor], limit: int) -> tuple[Tensor, list[int]]:
+    """As `load_images`, with the label of every image."""
     pictures = _Pictures(source, transform, limit)
-    images = [image for image, *_ in map(pictures.__getitem__, range(len(pictures))) if image is not None]
-    if not images:
+    read = [(item[0], item[1]) for item in map(pictures.__getitem__, range(len(pictures))) if item[0] is not None]
+    if not read:
         raise UserError(f"none of the {len(pictures)} images could be read")
-    return torch.stack(images)
+    return torch.stack([image for image, _ in read if image is not None]), [label for _, label in read]
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:

@@ -32,17 +32,21 @@ class Change:
     attention: the attention spec of every layer, as `convert` takes it.
     layers: the layers whose attention changes; the spec of any other layer has no effect.
     tokens: the spec of the token reducer; empty: the model's own reducer, if any, stays.
+    readout: whether the last layer is computed for the class token alone although nothing else changes. A model with
+        other attention or fewer tokens computes it that way where its output allows it.
     """
 
     attention: str
     layers: tuple[int, ...] = ()
     tokens: str = ""
+    readout: bool = False
 
     def __bool__(self) -> bool:
-        return bool(self.layers or self.tokens)
+        return bool(self.layers or self.tokens or self.readout)
 
     def __str__(self) -> str:
-        return " ".join([self.attention, *(["in", *map(str, self.layers)] if self.layers else []), self.tokens])
+        text = " ".join([self.attention, *(["in", *map(str, self.layers)] if self.layers else []), self.tokens])
+        return f"{text}class-token-only last layer" if self.readout else text
 
     def convert(self, model: nn.Module) -> nn.Module:
         """A copy of `model` with this change and weights of its own."""
@@ -61,6 +65,7 @@ class Change:
             "attention": self.attention if self.layers else None,
             "layers": self.layers or None,
             "tokens": self.tokens or None,
+            "readout": True if self.readout else None,
             "below_breakeven": "keep",
         }
 

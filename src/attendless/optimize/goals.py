@@ -22,6 +22,8 @@ class Measured(Protocol):
     def latency_ms(self) -> float: ...
     @property
     def likely_drop(self) -> float: ...
+    @property
+    def agreement(self) -> float: ...
 
 
 C = TypeVar("C", bound=Measured)
@@ -29,19 +31,24 @@ C = TypeVar("C", bound=Measured)
 
 @dataclasses.dataclass(frozen=True)
 class Goal:
-    """A bound on the accuracy drop, in percentage points of top-1, or on the latency, in milliseconds per image.
+    """A bound on the accuracy drop, in percentage points of top-1, on the latency, in milliseconds per image, or on
+    the top-1 agreement with the baseline, a share of the images.
 
     Without any bound, `max_drop` is 0.5.
     """
 
     max_drop: float | None = None
     target_ms: float | None = None
+    min_agreement: float | None = None
 
     def __post_init__(self) -> None:
-        if self.max_drop is not None and self.target_ms is not None:
-            raise UserError("give max_drop or target_ms, not both")
-        if self.max_drop is None and self.target_ms is None:
+        given = [name for name, value in vars(self).items() if value is not None]
+        if len(given) > 1:
+            raise UserError(f"give {' or '.join(given)}, not {'both' if len(given) == 2 else 'all'}")
+        if not given:
             object.__setattr__(self, "max_drop", 0.5)
+        if self.min_agreement is not None and not 0 < self.min_agreement <= 1:
+            raise UserError(f"min_agreement={self.min_agreement}: expected a share of the images, above 0 and up to 1")
         if self.max_drop is not None and not 0 <= self.max_drop <= 100:
             raise UserError(f"max_drop={self.max_drop}: expected percentage points of top-1, 0 to 100")
         if self.target_ms is not None and not 0 < self.target_ms < math.inf:
@@ -50,13 +57,27 @@ class Goal:
     @property
     def reach(self) -> float:
         """The expected drop, in percentage points, above which the search drops a token schedule."""
-        return 20.0 if self.max_drop is None else 2 * self.max_drop + 1
+        return 20.0 if self.bound is None else 2 * self.bound + 1
+
+    @property
+    def bound(self) -> float | None:
+        """The bound of what `harm` returns; None for a bound on the latency."""
+        return self.max_drop if self.min_agreement is None else 100 * (1 - self.min_agreement)
+
+    def harm(self, candidate: Measured) -> float:
+        """What is bounded besides latency: the drop in points, or the percentage of changed predictions."""
+        return candidate.likely_drop if self.min_agreement is None else 100 * (1 - candidate.agreement)
+
+    def bound_text(self) -> str:
+        if self.min_agreement is not None:
+            return f"a top-1 agreement of at least {100 * self.min_agreement:g} %"
+        return f"an expected accuracy drop of at most {points_text(self.max_drop or 0)}"
 
     def fits(self, candidate: Measured) -> bool:
         """Whether a candidate is within the bound."""
         if self.target_ms is not None:
             return candidate.latency_ms <= self.target_ms
-        return candidate.likely_drop <= (self.max_drop or 0)
+        return self.harm(candidate) <= (self.bound or 0) + 1e-9
 
     def choose(self, candidates: Sequence[C]) -> tuple[C, str]:
         """The best candidate and the reason. The first candidate is the unchanged model."""
@@ -64,7 +85,7 @@ class Goal:
         fitting = [c for c in faster if self.fits(c)]
         if self.target_ms is not None:
             return self._within_time(unchanged, faster, fitting)
-        bound = f"an expected accuracy drop of at most {points_text(self.max_drop or 0)}"
+        bound = self.bound_text()
         if fitting:
             return max(fitting, key=lambda c: c.speedup), f"the fastest candidate with {bound}"
         nothing = f"no candidate with {bound}" if faster else "no candidate"
@@ -83,16 +104,26 @@ class Goal:
 
     def doubt(self, fresh: Judgement, images: int) -> str:
         """What the fresh images, of `images` in total, say against the choice; empty if they confirm it."""
-        bound, (low, high) = self.max_drop, fresh.expected_drop_ci
+        bound, drop = self.bound, f"accuracy drop is at most {points_text(self.max_drop or 0)}"
+        if self.min_agreement is not None:
+            drop = f"top-1 agreement is at least {100 * self.min_agreement:g} %"
+            other, (worst, best) = 100 * (1 - fresh.agreement), fresh.agreement_ci
+            fresh = dataclasses.replace(
+                fresh, expected_drop=other, expected_drop_ci=(100 * (1 - best), 100 * (1 - worst))
+            )
+        low, high = fresh.expected_drop_ci
         if bound is None or high <= bound:
             return ""
         if low > bound:
-            return f"on fresh images the accuracy drop exceeds {points_text(bound)}: search with more than {images}"
+            return f"on fresh images the {_exceeds(drop)}: search with more than {images}"
         needed = images_needed(fresh, bound) * images / fresh.images
         enough = f"about {float(f'{needed:.1g}'):,.0f} images in total are needed"
         enough = enough if needed < 1e6 else "a million images are not enough"
-        unknown = f"{fresh.images} fresh images do not show whether the accuracy drop is at most {points_text(bound)}"
-        return f"{unknown}; {enough}"
+        return f"{fresh.images} fresh images do not show whether the {drop}; {enough}"
+
+
+def _exceeds(bound: str) -> str:
+    return bound.replace("is at most", "exceeds").replace("is at least", "is below")
 
 
 def points_text(count: float) -> str:

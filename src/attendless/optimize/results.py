@@ -1,4 +1,4 @@
-"""A candidate of a search: its change, and everything that was measured of it."""
+"""What a search measures of a model, and a candidate: a change with its measurements."""
 
 from __future__ import annotations
 
@@ -37,40 +37,17 @@ class Timing:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Candidate:
+class Point:
     """One point of the trade-off between speed and accuracy.
 
-    change: how the candidate differs from the model.
-    setting: the conditions under which it was measured.
-    cost: the share of MACs that remains.
     judged: top-1 agreement and expected accuracy drop.
     typical_drop: the drop, in percentage points, of candidates whose predictions diverge as much.
     timed: the speed-up over the baseline.
     """
 
-    change: Change
-    setting: Setting
-    cost: CostShare
     judged: Judgement
     typical_drop: float
     timed: Timing
-
-    @property
-    def attention(self) -> str:
-        return self.change.attention
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return self.change.layers
-
-    @property
-    def tokens(self) -> str:
-        return self.change.tokens
-
-    @property
-    def changed(self) -> bool:
-        """Whether the candidate differs from the model."""
-        return bool(self.change)
 
     @property
     def speedup(self) -> float:
@@ -102,13 +79,44 @@ class Candidate:
         """Whether the candidate is significantly faster than the baseline."""
         return self.timed.comparison.enough and self.timed.comparison.distinguishable and self.speedup > 1
 
-    def beats(self, other: Candidate) -> bool:
+    def beats(self, other: Point) -> bool:
         """Whether the candidate is better in speed-up or drop, and worse in neither."""
         return (
             self.speedup >= other.speedup
             and self.expected_drop <= other.expected_drop
             and (self.speedup, self.expected_drop) != (other.speedup, other.expected_drop)
         )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Candidate(Point):
+    """A point that `tune` found.
+
+    change: how the candidate differs from the model.
+    setting: the conditions under which it was measured.
+    cost: the share of MACs that remains.
+    """
+
+    change: Change
+    setting: Setting
+    cost: CostShare
+
+    @property
+    def attention(self) -> str:
+        return self.change.attention
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.change.layers
+
+    @property
+    def tokens(self) -> str:
+        return self.change.tokens
+
+    @property
+    def changed(self) -> bool:
+        """Whether the candidate differs from the model."""
+        return bool(self.change)
 
     def as_dict(self) -> dict[str, Any]:
         """A row of the JSON output."""

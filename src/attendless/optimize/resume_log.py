@@ -20,10 +20,11 @@ from ..storage import digest
 
 
 class ResumeLog:
-    """Measured values by name. Without a folder the values live in memory only."""
+    """Measured values by name; `key` identifies the log. Without a folder the values live in memory only."""
 
     def __init__(self, folder: str | Path | None = None, digest: str = "") -> None:
-        self.path = Path(folder) / f"tune-{digest[:16]}.jsonl" if folder is not None else None
+        self.key = digest[:16]
+        self.path = Path(folder) / f"tune-{self.key}.jsonl" if folder is not None else None
         self.values: dict[str, Any] = {}
         if self.path is None:
             return

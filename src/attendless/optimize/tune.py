@@ -10,9 +10,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -23,15 +21,16 @@ from ..errors import UserError
 from ..integrations.discovery import find_slots
 from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.weights import check_finite
-from ..measure.clock import Call, Timer, Timings, device_timer, interleave
+from ..measure.clock import Timings, device_timer
 from ..measure.macs import count
 from ..measure.subject import attention_of, tokens_of
 from ..tokens import NONE, parse_tokens
 from . import judge as judging
 from .block_times import repeat_to_batch
-from .candidates import Change, share_weights, shared_copy
+from .candidates import share_weights, shared_copy
 from .goals import Goal
-from .judge import UNCHANGED, logits
+from .judge import UNCHANGED
+from .measuring import benchmark, forward_call, read_all
 from .proposals import propose, shortlist
 from .rates import rate_specs
 from .report import Tuned
@@ -40,8 +39,8 @@ from .resume_log import ResumeLog, digest_of
 from .search import Progress, Search, silent
 
 RATES = (0.05, 0.1, 0.25, 0.5)
-#: The baseline's name in the benchmark, and the least number of rounds: a verdict takes 8.
-_BASELINE, _ROUNDS = "baseline", 10
+#: The baseline's name in the benchmark.
+_BASELINE = "baseline"
 
 
 def attentions_to_try(attention: str, tokens: str, rates: Sequence[float]) -> list[Spec]:
@@ -116,7 +115,8 @@ def tune(
     proposals, notes = propose(backbone, specs, tokens, goal, search)
     changes = [one.change for one in proposals]
     models = [backbone, *(change.build(backbone).eval() for change in changes[1:])]
-    belief, predictions, divergences = _predict(models, changes, choosing, "choosing", search)
+    belief, given, divergences = read_all(models, list(map(str, changes)), choosing, "choosing", search)
+    predictions = list(map(torch.tensor, given))
     confidence = judging.temperature(belief, accuracy)
     belief = belief / confidence
     cost = judging.flip_cost(belief, [judging.losses(belief, given) for given in predictions])
@@ -144,9 +144,9 @@ def tune(
     fresh = UNCHANGED
     if chosen.changed:
         winner = chosen_indices[found.index(chosen)]
-        pair = [changes[0], changes[winner]]
-        belief, (_, given), _ = _predict([backbone, models[winner]], pair, reporting, "fresh", search)
-        fresh = judging.judge(belief / confidence, given, cost)
+        names = [str(changes[0]), str(changes[winner])]
+        belief, (_, again), _ = read_all([backbone, models[winner]], names, reporting, "fresh", search)
+        fresh = judging.judge(belief / confidence, torch.tensor(again), cost)
     return Tuned(chosen, candidates, goal, reason, fresh, len(images), notes)
 
 
@@ -159,58 +159,7 @@ def _check_arguments(probe: int, points: int, budget: float, batch: int, accurac
         raise UserError(f"accuracy={accuracy}: expected the model's top-1 in percent, between 0 and 100")
 
 
-def _predict(
-    models: Sequence[nn.Module], changes: Sequence[Change], images: Tensor, part: str, search: Search
-) -> tuple[Tensor, list[Tensor], list[float]]:
-    """The logits of the first model, the baseline; the predictions of all models, and their divergence from it."""
-    description = f"judging {len(models) - 1} on {len(images)} images"
-    with search.progress(description, len(models) * len(images)) as step:
-        belief = logits(models[0], images, "the model", step).cpu()
-        predictions, divergences = [belief.argmax(-1)], [0.0]
-        for model, change in zip(models[1:], changes[1:], strict=True):
-            measure = partial(_predict_one, model, images, belief, str(change), step)
-            given, far = search.log.get(f"predictions and divergence of {change}, {part}", measure)
-            predictions.append(torch.tensor(given))
-            divergences.append(far)
-    return belief, predictions, divergences
-
-
-def _predict_one(
-    model: nn.Module, images: Tensor, belief: Tensor, name: str, step: Callable[[int], None]
-) -> tuple[list[int], float]:
-    found = logits(model, images, name, step).cpu()
-    return found.argmax(-1).tolist(), judging.divergence(belief, found)
-
-
 def _benchmark(models: Sequence[nn.Module], images: Tensor, budget: float, progress: Progress) -> Timings:
-    """An interleaved benchmark of all models, the baseline first: `budget` seconds each, or longer for a verdict."""
-
-    def forward(model: nn.Module) -> Call:
-        def call() -> object:
-            with torch.inference_mode():
-                return model(images)
-
-        return call
-
-    timer = device_timer(images.device)
-    calls = {str(i) if i else _BASELINE: forward(model) for i, model in enumerate(models)}
-    round_seconds = sum(timer(call) for call in calls.values())
-    seconds = max(budget * (len(models) - 1), _ROUNDS * round_seconds)
-    warm_up = 4 * round_seconds  # the benchmark calls each model about four times before it counts
-    with progress(f"benchmarking {len(models)} models, in seconds", math.ceil(seconds + warm_up)) as step:
-        return interleave(calls, timer=_reporting(timer, step), budget=seconds)
-
-
-def _reporting(timer: Timer, step: Callable[[int], None]) -> Timer:
-    """`timer`, which also reports every whole second."""
-    passed = 0.0
-
-    def timed(call: Call) -> float:
-        nonlocal passed
-        found = timer(call)
-        if whole := int(passed + found) - int(passed):
-            step(whole)
-        passed += found
-        return found
-
-    return timed
+    """An interleaved benchmark of all models, the baseline first, for `budget` seconds each."""
+    calls = {str(i) if i else _BASELINE: forward_call(model, images) for i, model in enumerate(models)}
+    return benchmark(calls, budget * (len(models) - 1), progress, device_timer(images.device))

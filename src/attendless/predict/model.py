@@ -17,6 +17,7 @@ from ..convert.source import random_weights
 from ..data.preprocessing import evaluation_transform
 from ..errors import UserError
 from ..export.description import Description, describe
+from ..export.folder import deployed
 from ..export.runner import OPENERS, Runner, open_runner
 from ..plugins import load_plugins
 from .names import names_of
@@ -79,13 +80,14 @@ class Opening:
     predictor: str | None = None
     readout: bool | None = None
     crop_pct: float | None = None
+    precision: str | None = None
     features: bool = False
     threads: int | None = None
     plugins: tuple[str, ...] = ()
 
     def open(self) -> Predictor:
         load_plugins(self.plugins)
-        if Path(self.model).suffix in OPENERS:
+        if Path(self.model).suffix in OPENERS or deployed(self.model) is not None:
             runner, random = open_runner(self.model, **self._asked(), runtime=self.runtime), False
         else:
             runner, random = self._open_model()
@@ -95,7 +97,7 @@ class Opening:
         return Predictor(runner, features=self.features, random=random)
 
     def _asked(self) -> dict[str, Any]:
-        given = ("weights", "size", "attention", "tokens", "threads", "pretrained", "predictor", "readout")
+        given = ("weights", "size", "attention", "tokens", "threads", "pretrained", "predictor", "readout", "precision")
         return {name: getattr(self, name) for name in given}
 
     def _open_model(self) -> tuple[Runner, bool]:
@@ -106,6 +108,8 @@ class Opening:
                 runner = open_runner(self.model, **self._asked(), runtime=self.runtime, below_breakeven="keep")
                 return runner, random
             asked = self._asked()
+            if asked.pop("precision") not in (None, "fp32"):
+                raise UserError(f"--precision {self.precision} with --features: features are computed in fp32 only")
             if threads := asked.pop("threads"):
                 torch.set_num_threads(threads)
             opened = open_model(self.model, **asked, below_breakeven="keep")

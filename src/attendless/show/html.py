@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from importlib.resources import files
 
 
@@ -20,3 +21,13 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
         before, _, after = text.partition(f"{{{{ {name} }}}}")
         text = before + part + after
     return text
+
+
+def table_html(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[str] = ()) -> str:
+    """A table. Columns named in `text` hold words; a row that ends in `chosen` is emphasised."""
+    kinds = [' class="text"' if head in text else "" for head in heads]
+    lines = ["<tr>" + "".join(f"<th{kind}>{head}</th>" for kind, head in zip(kinds, heads, strict=True)) + "</tr>"]
+    for row in rows:
+        cells = "".join(f"<td{kind}>{escape(cell)}</td>" for kind, cell in zip(kinds, row, strict=True))
+        lines.append(f'<tr class="best">{cells}</tr>' if row[-1] == "chosen" else f"<tr>{cells}</tr>")
+    return f"<table><thead>{lines[0]}</thead><tbody>{''.join(lines[1:])}</tbody></table>"

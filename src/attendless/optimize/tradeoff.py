@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..optimize.goals import points_text
-from ..optimize.report import Tuned
-from ..optimize.results import Candidate
 from ..palette import COLOURS
+from ..show.figures import new_figure, save_figure
+from ..show.labels import beside
 from ..sizes import Size, size_text
-from .figures import new_figure, save_figure
-from .labels import beside
+from .goals import points_text
+from .report import Tuned
+from .results import Candidate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

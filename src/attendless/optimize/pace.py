@@ -1,0 +1,80 @@
+"""How a search spends its time budget: how many images and candidates each step takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import time
+
+from ..errors import UserError
+
+#: Seconds of a `quick` search.
+QUICK = 60.0
+#: Forward passes of the whole model that the search of token schedules and keep rates takes for each of its images.
+_PASSES = 130
+#: Proposals that are judged, about.
+_PROPOSALS = 20
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
+
+
+def seconds_of(budget: str | float) -> float:
+    """Seconds of a budget such as 15m, 90s, 1h or a number of seconds."""
+    text = str(budget).strip()
+    found = re.fullmatch(r"(\d{1,7}(?:\.\d+)?)(s|m|h|)", text)
+    seconds = float(found[1]) * _UNITS[found[2]] if found else 0.0
+    if not 0 < seconds < math.inf:
+        raise UserError(f"budget {text[:40]!r}: expected a time such as 90s, 15m or 1h")
+    return seconds
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """Shares of a budget.
+
+    quick: whether proposals are presets rather than searched.
+    search, choosing, fresh: images for the search, for the choice, and for the final judgement.
+    points: points on each curve of the search.
+    candidates: changes that are prepared and timed in each of the `targets` fastest targets.
+    timing: seconds of timing for each variant.
+    """
+
+    quick: bool
+    search: int
+    choosing: int
+    fresh: int
+    points: int
+    targets: int
+    candidates: int
+    timing: float
+
+    @classmethod
+    def of(cls, budget: float, per_image: float, quick: bool) -> Pace:
+        """The pace for `budget` seconds, if the original model takes `per_image` seconds for an image."""
+
+        def images(share: float, passes: float, least: int, most: int) -> int:
+            return max(least, min(most, int(share * budget / (passes * per_image))))
+
+        if quick:
+            choosing, fresh = images(0.15, 5, 16, 400), images(0.1, 2, 16, 1000)
+            return cls(True, 8, choosing, fresh, 3, 1, 3, max(0.2, min(1.0, budget / 60)))
+        return cls(
+            quick=False,
+            search=images(0.25, _PASSES, 4, 64),
+            choosing=images(0.2, _PROPOSALS, 16, 1000),
+            fresh=images(0.1, 2, 16, 5000),
+            points=6 if budget < 600 else 8,
+            targets=2 if budget < 600 else 3,
+            candidates=3 if budget < 600 else 4,
+            timing=max(0.1, min(6.0, budget / 200)),
+        )
+
+
+class Deadline:
+    """The end of a budget: steps that would begin after a share of it has passed are left out."""
+
+    def __init__(self, budget: float) -> None:
+        self.budget, self.began = budget, time.monotonic()
+
+    def passed(self, share: float) -> bool:
+        return time.monotonic() - self.began > share * self.budget
