@@ -13,6 +13,7 @@ examples:
   attendless bench fast.safetensors --threads 1 --json bench.json
   attendless bench fast.xml --threads 1
   attendless bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384 --runtime eager compile onnx openvino
+  attendless bench deit_tiny_patch16_224 --tokens rank:keep=0.5 --runtime openvino --precision fp32 bf16 int8
   attendless bench deit_tiny_patch16_224 --attention foveal:keep=0.1 --size 384 512 768 1024 --plot cost.png
 """
 
@@ -41,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "runtimes: eager, compile, onnx, onnx-kernels, openvino, pt2; with compile alone every measurement is of "
     text += "compiled models, with several the latency alone is compared (default: eager)"
     parser.add_argument("--runtime", metavar="R", nargs="+", default=[], help=text)
+    text = "precisions: fp32, bf16, int8, each in every runtime, by latency alone; int8 is calibrated on noise "
+    text += "(default: fp32)"
+    parser.add_argument("--precision", metavar="P", nargs="+", default=[], help=text)
     arguments.budget(parser, 10.0, "attention and size")
     text = "measure latency alone: no memory, no throughput, no time per part of the model"
     parser.add_argument("--quick", action="store_true", help=text)
@@ -71,13 +75,16 @@ def _run_file(args: argparse.Namespace) -> None:
     from attendless.sizes import size_text
     from attendless.stamp import stamp_line
 
-    if len(args.size) > 1 or len(args.runtime) > 1 or args.plot:
-        raise UserError(f"{args.model!r} has one size and one runtime: --size and --runtime take one, --plot none")
+    if len(args.size) > 1 or len(args.runtime) > 1 or len(args.precision) > 1 or args.plot:
+        raise UserError(
+            f"{args.model!r} has one size, runtime and precision: --size, --runtime and --precision take one value, "
+            "--plot none"
+        )
     arguments.use_threads(args)
     fixed = {
         name: getattr(args, name) for name in ("weights", "pretrained", "attention", "tokens", "predictor", "readout")
     }
-    fixed |= {"size": next(iter(args.size), None), "runtime": next(iter(args.runtime), None)}
+    fixed |= {name: next(iter(getattr(args, name)), None) for name in ("size", "runtime", "precision")}
     with output.steps() as say:
         how = Conditions(batch=args.batch, threads=args.threads, budget=args.budget, seed=args.seed, progress=say)
         found = bench_file(args.model, how, **fixed)
@@ -93,12 +100,17 @@ def _run_file(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     from attendless.measure.bench import bench_rows
     from attendless.measure.plot import plot, slopes
+    from attendless.measure.precision import check_precisions
     from attendless.measure.timing import Conditions
     from attendless.sizes import size_text
 
     arguments.use_threads(args)
     # One runtime of PyTorch gets every measurement; exported files and several runtimes are compared by latency.
     alone = [] if args.runtime in (["eager"], ["compile"]) else args.runtime
+    if args.precision not in ([], ["fp32"]):
+        check_precisions(args.precision)
+        alone = [f"{runtime}-{one}" for runtime in args.runtime or ["eager"] for one in args.precision]
+        alone = [name.removesuffix("-fp32") for name in alone]
     compiled = args.runtime == ["compile"]
     rest = not args.quick and not alone
     told: dict[tuple[int, int], str] = {}
@@ -208,10 +220,22 @@ def _print_runtimes(title: str, rows: list[Measurement], failures: list[str]) ->
     from attendless.sizes import size_text
     from attendless.stamp import stamp_line
 
-    columns = ("runtime", "attention", "size", "tokens", "ms", "× same runtime", "IQR", "× timm eager", "IQR")
+    columns = (
+        "runtime",
+        "precision",
+        "attention",
+        "size",
+        "tokens",
+        "ms",
+        "× same runtime",
+        "IQR",
+        "× timm eager",
+        "IQR",
+    )
     table = [
         (
             row.setup.runtime,
+            row.setup.precision,
             "baseline (timm)" if row.setup.path == "timm" else row.label,
             size_text(row.setup.size),
             str(row.setup.tokens or "–"),
@@ -225,7 +249,10 @@ def _print_runtimes(title: str, rows: list[Measurement], failures: list[str]) ->
     ]
     notes = [f"left out: {failure}" for failure in failures]
     notes += [note for row in rows for note in row.notes]
-    notes += ["× same runtime: speed-up over timm's model in that runtime; × timm eager: over it in eager PyTorch."]
+    notes += [
+        "× same runtime: speed-up over timm's model in that runtime and precision; × timm eager: over it in eager "
+        "PyTorch in fp32."
+    ]
     note = "\n".join([*dict.fromkeys(notes), stamp_line(rows[0].stamp)])
     output.print_table(f"{title} · batch {rows[0].setup.batch}", columns, table, note=note)
 

@@ -37,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
     parser.add_argument("--no-labels", action="store_true", help="measure agreement alone; folder names do not matter")
     arguments.crop_pct(parser)
+    text = "fp32, or bf16 for a model that PyTorch runs; the original stays in fp32 (default: fp32, or the file's own)"
+    parser.add_argument("--precision", metavar="P", help=text)
     arguments.task(parser)
     text = "segmentation: average the predictions over six scales and their mirror images"
     parser.add_argument("--several-scales", action="store_true", help=text)
@@ -100,14 +102,17 @@ def run(args: argparse.Namespace) -> int:
 def _opened(args: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], str]:
     """The model, the original or None, the variants by their texts, and why there is no original."""
     from attendless.convert import open_model
-    from attendless.export.file_model import is_exported, open_file_model, original_of
+    from attendless.export.file_model import in_precision, is_exported, open_file_model, original_of
 
     changes = {name: getattr(args, name) for name in ("attention", "tokens", "predictor", "readout")}
     opening = {"weights": args.weights, "pretrained": args.pretrained}
     if not is_exported(args.model):
         model = open_model(args.model, **opening, size=args.size)
-        return model, *variants(model, *changes.values()), ""
-    file = open_file_model(args.model, threads=args.threads, size=args.size, **changes)
+        dense, models = variants(model, *changes.values())
+        if args.precision not in (None, "fp32"):
+            models = {name: in_precision(each, args.precision) for name, each in models.items()}
+        return model, dense, models, ""
+    file = open_file_model(args.model, threads=args.threads, size=args.size, precision=args.precision, **changes)
     dense, why = original_of(file.description, **opening)
     return file, dense, {file.label: file}, why
 

@@ -21,7 +21,7 @@ from ..stamp import stamp
 from .checks import images_like
 from .description import Description
 from .folder import model_file
-from .runner import OPENERS, Run, open_runner
+from .runner import OPENERS, Run, as_runner, open_runner
 
 _FILE, _ORIGINAL = "file", "original"
 
@@ -67,6 +67,12 @@ def open_file_model(path: str | Path, *, threads: int | None = None, **asked: An
     runner = open_runner(path, threads=threads, **asked)
     if runner.description.features:
         raise UserError(f"{str(path)!r} returns feature maps, not logits: export it again without --features")
+    return FileModel(runner.run, runner.description, runner.runtime)
+
+
+def in_precision(model: nn.Module, precision: str) -> FileModel:
+    """A model that eager PyTorch runs in another precision."""
+    runner = as_runner(model, precision=precision)
     return FileModel(runner.run, runner.description, runner.runtime)
 
 

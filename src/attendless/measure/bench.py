@@ -30,7 +30,7 @@ from .amdahl import time_share
 from .clock import NOISY, Comparison
 from .macs import count
 from .measurement import Measurement, Performance, Setup, SpeedLimit, precision_of
-from .runtime import find_runtimes
+from .runtime import find_runtimes, split_precision
 from .runtime_table import EAGER, Table, time_across
 from .subject import (
     Subject,
@@ -86,7 +86,8 @@ def bench(
         like: The baseline. Default: the timm model that `model` was converted from.
         size: Image size in pixels, S, (height, width) or "HxW". Default: the model's own.
         name: The model's name in the result. Default: its own.
-        runtimes: Runtimes in which both models are timed, such as `["eager", "compile", "onnx", "openvino"]`.
+        runtimes: Runtimes in which both models are timed, such as `["eager", "compile", "onnx", "openvino-bf16"]`; a
+            name without a precision means fp32.
         **settings: The fields of `Conditions`: `batch`, `threads`, `compile`, `budget`, `seed`, and `memory`,
             `throughput` or `parts` (False leaves that measurement out).
 
@@ -221,8 +222,8 @@ def _row(timed: Timed, name: str, how: Conditions) -> Measurement:
         asked=timed.subject.asked,
         left_full=left.count,
         left=left.words,
-        runtime="compile" if how.compile else timed.runtime,
-        precision=precision_of(model),
+        runtime="compile" if how.compile else split_precision(timed.runtime)[0],
+        precision=precision_of(model) if timed.runtime == "eager" else split_precision(timed.runtime)[1],
         compiled=how.compile,
         seed=how.seed,
     )

@@ -7,6 +7,8 @@ int8   linear layers quantised to 8-bit integers, calibrated on images; the rest
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..errors import UserError, unknown
 from ..stamp import instructions
 
@@ -22,11 +24,17 @@ def no_bf16() -> str:
 
 def unsupported(precision: str, runtime: str, precisions: tuple[str, ...]) -> str:
     """Why a runtime that knows `precisions` cannot compute in this one here; empty if it can."""
-    if precision not in PRECISIONS:
-        raise unknown("precision", precision, PRECISIONS)
+    check_precisions([precision])
     if precision not in precisions:
         return f"{runtime} has no {precision}: it computes in {' or '.join(precisions)}"
     return no_bf16() if precision == "bf16" else ""
+
+
+def check_precisions(names: Iterable[str]) -> None:
+    """Raise `UserError` for a precision that does not exist."""
+    for name in names:
+        if name not in PRECISIONS:
+            raise unknown("precision", name, PRECISIONS)
 
 
 def check_precision(precision: str, runtime: str, precisions: tuple[str, ...]) -> None:

@@ -2,21 +2,27 @@
 
 eager     PyTorch, as the model is written
 compile   torch.compile
+
+A name may end in a precision: `eager-bf16`, `openvino-int8`. Without one, the precision is fp32.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, unknown
 from .clock import Call
+from .precision import PRECISIONS, unsupported
 
-#: A model and the images it is to be called with → the call.
-Prepare = Callable[[nn.Module, Tensor], Call]
+#: A model and the images it is to be called with, and `precision=` if it is not fp32 → the call.
+Prepare = Callable[..., Call]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +32,7 @@ class Runtime:
     name: str
     prepare: Prepare
     unavailable: Callable[[], str] = lambda: ""
+    precisions: tuple[str, ...] = ("fp32",)
 
 
 _RUNTIMES: dict[str, Runtime] = {}
@@ -42,16 +49,29 @@ def runtime_names() -> list[str]:
 def find_runtimes(names: Sequence[str]) -> list[Runtime]:
     """The runtimes of these names, each once; the error says which exist, or why one cannot be used here."""
     found = []
-    for name in dict.fromkeys(names):
+    for full in dict.fromkeys(names):
+        name, precision = split_precision(full)
         if name not in _RUNTIMES:
             raise unknown("runtime", name, _RUNTIMES)
-        if why := _RUNTIMES[name].unavailable():
-            raise UserError(f"runtime {name}: {why}")
-        found.append(_RUNTIMES[name])
+        runtime = _RUNTIMES[name]
+        if why := runtime.unavailable() or unsupported(precision, name, runtime.precisions):
+            raise UserError(f"runtime {full}: {why}")
+        if precision != "fp32":
+            runtime = dataclasses.replace(runtime, name=full, prepare=partial(runtime.prepare, precision=precision))
+        found.append(runtime)
     return found
 
 
-def _eager(model: Callable[[Tensor], object], images: Tensor) -> Call:
+def split_precision(name: str) -> tuple[str, str]:
+    """The runtime and the precision in a name: `openvino-int8` → (`openvino`, `int8`)."""
+    runtime, _, precision = name.rpartition("-")
+    return (runtime, precision) if precision in PRECISIONS else (name, "fp32")
+
+
+def _eager(model: Any, images: Tensor, precision: str = "fp32") -> Call:
+    if precision == "bf16":
+        model, images = copy.deepcopy(model).bfloat16(), images.bfloat16()
+
     def forward() -> object:
         with torch.inference_mode():
             return model(images)
@@ -59,9 +79,11 @@ def _eager(model: Callable[[Tensor], object], images: Tensor) -> Call:
     return forward
 
 
-def _compiled(model: nn.Module, images: Tensor) -> Call:
+def _compiled(model: nn.Module, images: Tensor, precision: str = "fp32") -> Call:
+    if precision == "bf16":
+        model, images = copy.deepcopy(model).bfloat16(), images.bfloat16()
     return _eager(torch.compile(model, dynamic=False), images)
 
 
-register_runtime(Runtime("eager", _eager))
-register_runtime(Runtime("compile", _compiled))
+register_runtime(Runtime("eager", _eager, precisions=("fp32", "bf16")))
+register_runtime(Runtime("compile", _compiled, precisions=("fp32", "bf16")))

@@ -25,7 +25,7 @@ from ..export.exporting import FORMATS, floats_of, write
 from ..export.file_model import FileModel
 from ..export.int8 import TensorBatches, quantise
 from ..export.runner import as_runner
-from ..measure.precision import PRECISIONS, unsupported
+from ..measure.precision import PRECISIONS, check_precisions, unsupported
 from ..measure.runtime import find_runtimes
 from .candidates import Change
 
@@ -61,14 +61,6 @@ class Target:
     def module(self) -> ModuleType:
         return FORMATS[self.format]
 
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """The precisions that the runtime knows."""
-        if not self.format:
-            return ("fp32", "bf16")
-        known: tuple[str, ...] = self.module.PRECISIONS
-        return tuple(name for name in known if name != "int8") if _FORMATS[self.runtime][1] else known
-
 
 #: The original model as PyTorch runs it, which all others are compared with.
 EAGER = Target()
@@ -80,14 +72,12 @@ def targets(runtimes: Sequence[str] | None, precisions: Sequence[str] | None) ->
     A runtime or precision that is asked for by name and exists nowhere here raises `UserError`.
     """
     found, reasons = [EAGER], list[str]()
-    for precision in precisions or ():
-        if precision not in PRECISIONS:
-            raise unknown("precision", precision, PRECISIONS)
+    check_precisions(precisions or ())
     for runtime in runtimes or RUNTIMES:
         if runtime not in _FORMATS:
             raise unknown("runtime", runtime, _FORMATS)
         try:
-            find_runtimes([runtime])
+            (known,) = find_runtimes([runtime])
         except UserError as error:
             if runtimes:
                 raise
@@ -95,10 +85,10 @@ def targets(runtimes: Sequence[str] | None, precisions: Sequence[str] | None) ->
             continue
         for precision in precisions or PRECISIONS:
             target = Target(runtime, precision)
-            why = unsupported(precision, runtime, target.precisions)
+            why = unsupported(precision, runtime, known.precisions)
             if not why:
                 found.append(target)
-            elif precision in target.precisions or precisions:
+            elif precision in known.precisions or precisions:
                 reasons.append(f"{target}: {why}")
     if runtimes is None and Target("onnx-kernels") in found:  # with our kernels, ONNX Runtime is not slower
         found.remove(Target("onnx"))
