@@ -296,7 +296,7 @@ def test_both_are_searched_judged_and_converted(model: Columnar, images: Tensor,
     found = tune(model, images, max_drop=100.0, **{**QUICK, "attention": "foveal", "rates": (0.5,)})
     merging = [c for c in found.candidates if c.tokens]
     assert merging
-    assert all(c.tokens.startswith("tome:r=") and c.cost.macs < 1 for c in merging)
+    assert all(c.tokens.startswith("rank:r=") and c.cost.macs < 1 for c in merging)
     held_out = split(images, 6)[1]
     for c in merging:
         ours = convert(

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         metavar="T",
-        default="tome",
+        default="rank",
         help="token reducer whose schedules are searched; a spec with options, such as tome:r=8, is taken as it is; "
         "none: tokens stay unchanged",
     )

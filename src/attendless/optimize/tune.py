@@ -58,7 +58,7 @@ def tune(
     images: Tensor,
     *,
     attention: str = "foveal",
-    tokens: str = "tome",
+    tokens: str = "rank",
     rates: Sequence[float] = RATES,
     max_drop: float | None = None,
     target_ms: float | None = None,
@@ -76,7 +76,7 @@ def tune(
         model: an image classifier that `convert` supports. It is not changed.
         images: unlabelled, preprocessed images [n, 3, H, W]: at least 6, better a few hundred.
         attention: a mechanism with a `keep` option; `none`: attentions stay unchanged.
-        tokens: the name of a token reducer with a search space (`tome`), whose schedules are searched; a spec with
+        tokens: the name of a token reducer with a search space (`rank`), whose schedules are searched; a spec with
             options (`tome:r=8`) is taken as it is; `none`: tokens stay unchanged.
         rates: the keep rates to choose from.
         max_drop: bound of the expected accuracy drop, in percentage points of top-1; 0.5 if no bound is given.
