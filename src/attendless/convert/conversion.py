@@ -18,11 +18,12 @@ from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.resize import resize
 from ..integrations.slot import Slot
 from ..integrations.weights import check_finite
-from ..sizes import model_name, parse_size
+from ..sizes import input_size, model_name, parse_size
 from ..tokens import parse_tokens
 from .exchange import BelowBreakeven, exchange
 from .fit import fit_to, fits
 from .predictor import predicts, put_predictor
+from .presets import PRESETS, preset
 from .report import Reduction, Report, difference
 
 
@@ -45,7 +46,8 @@ def convert(
 
     Args:
         model: a model of timm, transformers or attendless; it is not changed.
-        attention: a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`; default: those of the model.
+        attention: a spec for every layer, or one per layer: `2xfull/10xfoveal:keep=0.1`; or a preset, `fast`,
+            `balanced` or `safe`, which sets `tokens` too, by image size; default: those of the model.
         tokens: spec of a token reducer, such as `tome:r=8`, or `none`; default: that of the model.
         layers: the layers to convert, such as `"2:"` or `"0,3-5"`; default: all.
         below_breakeven: `"full"` leaves a layer with full attention where `attention` does not pay at this size;
@@ -108,6 +110,10 @@ def convert_with_report(
     wanted = None if size is None else parse_size(size)
     if wanted is not None and exchangeable(converted):
         resize(converted, wanted)
+    if attention in PRESETS:
+        if tokens is not None:
+            raise UserError(f"{attention!r} is a preset, which has its own tokens: give no tokens={tokens!r}")
+        attention, tokens = preset(attention, wanted or input_size(converted))
     original = copy.deepcopy(converted) if check is not None or fit is not None else None
     slots = find_slots(converted, wanted)
     before = [slot.total for slot in slots]
