@@ -23,12 +23,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from ..attention import Spec
 from ..convert.presets import PRESETS, preset
 from ..errors import UserError
 from ..export.runner import as_runner
 from ..integrations.discovery import find_slots
 from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.weights import check_finite
+from ..measure.macs import count
 from ..measure.subject import attention_of, tokens_of
 from ..sizes import input_size
 from ..stamp import stamp
@@ -54,6 +56,9 @@ from .variants import EAGER, Target, Variant, Workshop, targets
 CALIBRATION = 300
 #: Shares of the budget after which no further unmodified variant, and no further candidate, is prepared.
 _BASELINES, _CANDIDATES = 0.35, 0.8
+#: The share after which the search of changes ends early; and the share of MACs in attention cores from which keep
+#: rates are searched, because below it even attention without any cost would save less.
+_SEARCH, _CORE = 0.5, 0.1
 #: Unmodified variants in the final benchmark; twice as many others.
 _FINAL = 2
 
@@ -146,6 +151,7 @@ def optimize(
         budget=pace.timing,
         log=log,
         progress=progress,
+        expired=lambda: deadline.passed(_SEARCH),
     )
     backbone, notes = _backbone(original)
     workshop = Workshop(
@@ -259,7 +265,7 @@ def evenly(part: Tensor, count: int) -> Tensor:
 # Searching -----------------------------------------------------------------------------------------------------------
 
 
-def _proposals(backbone: nn.Module, specs: Sequence[object], tokens: str, session: Session) -> list[Proposal]:
+def _proposals(backbone: nn.Module, specs: Sequence[Spec], tokens: str, session: Session) -> list[Proposal]:
     """The changes to judge: those of the presets, or of the search; and the class-token-only last layer alone."""
     own = attention_of(backbone)
     found = [Proposal(Change(own, readout=True), 0.0)]
@@ -270,7 +276,14 @@ def _proposals(backbone: nn.Module, specs: Sequence[object], tokens: str, sessio
             change = Change(mechanism or own, depth if mechanism else (), reducer)
             found.append(Proposal(change, float(saved)))
     elif specs or tokens != "none":
-        searched, notes = propose(backbone, specs, tokens, session.goal, session.search)  # type: ignore[arg-type]
+        macs = count(backbone, input_size(backbone))
+        if specs and tokens != "none" and macs.core < _CORE * macs.total:
+            session.notes.append(
+                f"keep rates of {specs[0].name} were not searched: attention cores are {macs.core / macs.total:.0%} of "
+                "the MACs"
+            )
+            specs = []
+        searched, notes = propose(backbone, specs, tokens, session.goal, session.search)
         session.notes += notes
         found += searched[1:]
     return found

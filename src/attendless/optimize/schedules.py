@@ -111,7 +111,7 @@ def schedules(backbone: Backbone, tokens: str, search: Search, max_drop: float) 
     with search.progress("searching token schedules", len(choices) + TRIALS) as step:
         for option, values in space.options.items():
             trials.choose(option, values, step)
-        return evolve(trials, max_drop, TRIALS, step, solved(trials, max_drop))
+        return evolve(trials, max_drop, TRIALS, step, solved(trials, max_drop), search.expired)
 
 
 def time_model(backbone: Backbone, tokens: str, search: Search) -> TimeModel:
@@ -253,15 +253,19 @@ def evolve(
     trials: int,
     step: Callable[[int], None],
     starts: Sequence[tuple[list[int], float]] = (),
+    expired: Callable[[], bool] = lambda: False,
 ) -> list[Schedule]:
     """The schedules that no other one tried beats in both time and damage, slowest first.
 
     The first is the unchanged model. None has an expected drop of more than `max_drop` percentage points. The search
-    tries `starts`, schedules with their predicted divergence, before it mutates the best schedules.
+    tries `starts`, schedules with their predicted divergence, before it mutates the best schedules. It ends early when
+    `expired` returns true, but not before `starts` are tried.
     """
     draw, seen, best = random.Random(0), {judge.unchanged.removed}, list[Schedule]()
     waiting = list(starts)
     for _ in range(trials):
+        if not waiting and expired():
+            break
         for _ in range(100):  # a mutation may repeat a schedule, or be slower than the unchanged model
             parent = draw.choice([judge.unchanged, *best])
             removed, predicted = waiting.pop(0) if waiting else (_mutated(parent.removed, judge.patches, draw), 0.0)

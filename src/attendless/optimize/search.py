@@ -30,6 +30,7 @@ class Search:
     budget: seconds of timing for each measurement.
     log: values that were measured before.
     progress: reports the steps done.
+    expired: whether the time for the search is over; steps that have something to show then end early.
     """
 
     images: Tensor
@@ -38,3 +39,4 @@ class Search:
     budget: float = 10.0
     log: ResumeLog = dataclasses.field(default_factory=lambda: ResumeLog())
     progress: Progress = silent
+    expired: Callable[[], bool] = lambda: False
