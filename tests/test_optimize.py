@@ -21,7 +21,7 @@ from attendless import UserError
 from attendless.export import open_runner
 from attendless.export.folder import deployed, manifest
 from attendless.measure import precision as precisions
-from attendless.optimize import schedules, session
+from attendless.optimize import schedules, selection, session
 from attendless.optimize.goals import Goal
 from attendless.optimize.judge import UNCHANGED, Judgement
 from attendless.optimize.optimize import evenly, optimize
@@ -119,7 +119,7 @@ def test_ctrl_c_returns_the_best_so_far(model: nn.Module, images: Tensor, monkey
     def interrupted(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sys.modules["attendless.optimize.optimize"], "_proposals", interrupted)
+    monkeypatch.setattr(selection, "proposals", interrupted)
     found = optimize(model, images, max_drop=1.0, runtimes=["onnx"], precisions=["fp32"], **QUICK)
     assert "interrupted: the best variant so far" in found.notes
     assert not found.chosen.variant.change
@@ -130,6 +130,7 @@ def test_a_model_that_cannot_be_converted_is_still_served(images: Tensor) -> Non
     found = optimize(model, torch.nn.functional.interpolate(images, 64), runtimes=["eager"], **QUICK)
     assert any("attention and tokens were not searched" in note for note in found.notes)
     assert found.chosen.variant.target == EAGER
+    assert found.chosen.latency_ms > 0
 
 
 def test_what_is_refused(model: nn.Module, images: Tensor) -> None:

@@ -23,26 +23,22 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..attention import Spec
-from ..convert.presets import PRESETS, preset
 from ..errors import UserError
 from ..export.runner import as_runner
 from ..integrations.discovery import find_slots
 from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.weights import check_finite
-from ..measure.macs import count
 from ..measure.subject import attention_of, tokens_of
 from ..sizes import input_size
 from ..stamp import stamp
 from . import judge as judging
+from . import selection
 from .candidates import Change, share_weights, shared_copy
 from .goals import Goal
 from .judge import UNCHANGED, Judgement, logits
 from .measuring import read_one
 from .optimized import Optimized
-from .outcomes import Outcome
 from .pace import QUICK, Deadline, Pace, seconds_of
-from .proposals import Proposal, evenly_chosen, propose
 from .rates import rate_specs
 from .results import Setting
 from .resume_log import ResumeLog, digest_of
@@ -50,17 +46,14 @@ from .scoring import Metric, Scoring, cosine
 from .search import Progress, Search, silent
 from .session import Session
 from .tune import RATES
-from .variants import EAGER, Target, Variant, Workshop, targets
+from .variants import EAGER, Variant, Workshop, targets
 
 #: The most images to calibrate int8 on. The search takes its images from them.
 CALIBRATION = 300
 #: Shares of the budget after which no further unmodified variant, and no further candidate, is prepared.
 _BASELINES, _CANDIDATES = 0.35, 0.8
-#: The share after which the search of changes ends early; and the share of MACs in attention cores from which keep
-#: rates are searched, because below it even attention without any cost would save less.
-_SEARCH, _CORE = 0.5, 0.1
-#: Unmodified variants in the final benchmark; twice as many others.
-_FINAL = 2
+#: The share of the budget after which the search of changes ends early.
+_SEARCH = 0.5
 
 
 def optimize(
@@ -169,15 +162,16 @@ def optimize(
     session.notes += [f"left out: {reason}" for reason in reasons] + notes
     session.measure([Variant(unchanged, target) for target in where[1:]], _BASELINES)
     try:
-        proposals = _proposals(backbone, specs, tokens, session) if not notes else []
-        session.read([Variant(one.change, EAGER) for one in proposals])
-        for number, target in enumerate(_promising(session)):
+        found = selection.proposals(backbone, specs, tokens, session) if not notes else []
+        session.read([Variant(one.change, EAGER) for one in found])
+        for number, target in enumerate(selection.promising(session)):
             if number and deadline.passed(_CANDIDATES):
                 session.notes.append(f"the time budget was used up before changes were tried in {target}")
                 continue
-            session.measure([Variant(c, target) for c in _nearest(session, proposals, target)], _CANDIDATES)
+            session.measure([Variant(c, target) for c in selection.nearest(session, found, target)], _CANDIDATES)
             session.release()
-        session.time(_finalists(session))
+        if finalists := selection.finalists(session):
+            session.time(finalists)
     except KeyboardInterrupt:
         session.notes.append("interrupted: the best variant so far")
     outcomes = session.outcomes()
@@ -260,77 +254,6 @@ def _seconds(answers: Callable[[Tensor], Tensor], images: Tensor) -> float:
 def evenly(part: Tensor, count: int) -> Tensor:
     """At most `count` of a part's indices, spread over it."""
     return part[torch.arange(min(count, len(part))) * len(part) // min(count, len(part))]
-
-
-# Searching -----------------------------------------------------------------------------------------------------------
-
-
-def _proposals(backbone: nn.Module, specs: Sequence[Spec], tokens: str, session: Session) -> list[Proposal]:
-    """The changes to judge: those of the presets, or of the search; and the class-token-only last layer alone."""
-    own = attention_of(backbone)
-    found = [Proposal(Change(own, readout=True), 0.0)]
-    if session.pace.quick:
-        depth = tuple(range(len(find_slots(backbone))))
-        for saved, name in enumerate(reversed(PRESETS), 1):
-            mechanism, reducer = preset(name, input_size(backbone))
-            change = Change(mechanism or own, depth if mechanism else (), reducer)
-            found.append(Proposal(change, float(saved)))
-    elif specs or tokens != "none":
-        macs = count(backbone, input_size(backbone))
-        if specs and tokens != "none" and macs.core < _CORE * macs.total:
-            session.notes.append(
-                f"keep rates of {specs[0].name} were not searched: attention cores are {macs.core / macs.total:.0%} of "
-                "the MACs"
-            )
-            specs = []
-        searched, notes = propose(backbone, specs, tokens, session.goal, session.search)
-        session.notes += notes
-        found += searched[1:]
-    return found
-
-
-def _promising(session: Session) -> list[Target]:
-    """The fastest targets whose unmodified model meets the goal: a change can only add to its drop."""
-    unmodified = [c for c in session.outcomes() if not c.variant.change]
-    bounded = session.goal.bound is not None
-    fitting = [c for c in unmodified if not bounded or session.goal.fits(c)]
-    return [c.target for c in sorted(fitting, key=lambda c: -c.speedup)][: session.pace.targets]
-
-
-def _nearest(session: Session, proposals: Sequence[Proposal], target: Target) -> list[Change]:
-    """The changes to try in a target: those that should be fastest within the goal, and one just beyond it."""
-    goal, count = session.goal, session.pace.candidates
-    judged = session.judgements()
-    known = [one for one in proposals if Variant(one.change, EAGER) in judged]
-
-    def harm(one: Proposal) -> float:
-        judgement, typical = judged[Variant(one.change, EAGER)]
-        if goal.min_agreement is not None:
-            return 100 * (1 - judgement.agreement)
-        return max(judgement.expected_drop, typical)
-
-    front = [
-        one
-        for one in sorted(known, key=lambda one: (-one.saved_ms, harm(one)))
-        if not any(other.saved_ms >= one.saved_ms and harm(other) < harm(one) for other in known)
-    ]
-    if goal.bound is None:
-        return [one.change for one in evenly_chosen(front, count)]
-    at_rest: list[Outcome] = [c for c in session.outcomes() if c.target == target and not c.variant.change]
-    bound = goal.bound - sum(goal.harm(c) for c in at_rest)
-    first = next((i for i, one in enumerate(front) if harm(one) <= bound), len(front))
-    near = front[max(0, first - 1) : first] if first and harm(front[first - 1]) <= 1.5 * bound else []
-    return [one.change for one in [*front[first : first + count - len(near)], *near]]
-
-
-def _finalists(session: Session) -> list[Variant]:
-    """The fastest variants within the goal, and the fastest unmodified ones, to be timed together in one benchmark."""
-    outcomes = session.outcomes()[1:]
-    fitting = [c for c in outcomes if session.goal.bound is None or session.goal.fits(c)]
-    ranked = sorted(fitting, key=lambda c: -c.speedup)
-    unmodified = [c for c in ranked if not c.variant.change]
-    changed = [c for c in ranked if c.variant.change]
-    return [c.variant for c in (*unmodified[:_FINAL], *changed[: 2 * _FINAL])] if changed else []
 
 
 def _fresh(

@@ -20,7 +20,7 @@ from .outcomes import Outcome
 from .pace import Deadline, Pace
 from .results import Timing
 from .scoring import Scoring
-from .search import Search
+from .search import Search, silent
 from .variants import EAGER, Prepared, Variant, Workshop
 
 
@@ -52,13 +52,16 @@ class Session:
         self.pace, self.deadline, self.images, self.belief = pace, deadline, images, belief
         self.uncalibrated = scoring
         self.readings: dict[Variant, tuple[list[Any], float]] = {}
-        self.timings: dict[Variant, Timing] = {original: Timing(Comparison(1.0, (1.0, 1.0), (1.0, 1.0), 0), 0.0)}
+        self.comparisons = {original: Comparison(1.0, (1.0, 1.0), (1.0, 1.0), 0)}
+        # Of the last benchmark: ratios of several benchmarks can be compared, milliseconds of a busy machine cannot.
+        self.original_ms = 0.0
         self.notes: list[str] = []
         self._prepared: dict[Variant, Prepared] = {}
 
     def prepare(self, variant: Variant) -> Prepared:
         if variant not in self._prepared:
-            with self.search.progress(f"preparing {variant}", 1) as step:
+            progress = self.search.progress if variant.target.format else silent  # PyTorch takes no time
+            with progress(f"preparing {variant}", 1) as step:
                 self._prepared[variant] = self.workshop.prepare(variant)
                 step(1)
         return self._prepared[variant]
@@ -85,26 +88,21 @@ class Session:
 
     def time(self, variants: Sequence[Variant]) -> None:
         """Time variants in one benchmark, interleaved with the original model."""
-        if not variants:
-            return
         name = f"timing at batch {self.search.batch} of {', '.join(map(str, variants))}"
         found = self.search.log.get(name, lambda: self._time(variants))
-        for variant, (comparison, baseline_ms) in zip(variants, found, strict=True):
-            ratio, quartiles, interval, pairs = comparison
-            self.timings[variant] = Timing(Comparison(ratio, tuple(quartiles), tuple(interval), pairs), baseline_ms)
-        first = self.timings[self.original]
-        if not first.baseline_ms:
-            self.timings[self.original] = Timing(first.comparison, found[0][1])
+        self.original_ms = found["original_ms"]
+        for variant, (ratio, quartiles, interval, pairs) in zip(variants, found["compared"], strict=True):
+            self.comparisons[variant] = Comparison(ratio, tuple(quartiles), tuple(interval), pairs)
 
-    def _time(self, variants: Sequence[Variant]) -> list[Any]:
+    def _time(self, variants: Sequence[Variant]) -> dict[str, Any]:
         batch = repeat_to_batch(self.images, self.search.batch)
         calls: dict[str, Call] = {
             str(one): forward_call(self.prepare(one).once, batch) for one in (self.original, *variants)
         }
         times = benchmark(calls, self.pace.timing * len(variants), self.search.progress)
         base = str(self.original)
-        ms = 1e3 * times.median(base) / self.search.batch
-        return [(dataclasses.astuple(times.compare(str(one), base)), ms) for one in variants]
+        compared = [dataclasses.astuple(times.compare(str(one), base)) for one in variants]
+        return {"original_ms": 1e3 * times.median(base) / self.search.batch, "compared": compared}
 
     @contextmanager
     def _left_out(self, variant: Variant) -> Iterator[None]:
@@ -132,8 +130,9 @@ class Session:
         """Everything that was timed, the original model first."""
         judged = self.judgements()
         found = []
-        for variant, timing in self.timings.items():
+        for variant, comparison in self.comparisons.items():
             judgement, typical = judged.get(self.judged_as(variant), (UNCHANGED, 0.0))
+            timing = Timing(comparison, self.original_ms)
             found.append(Outcome(variant=variant, judged=judgement, typical_drop=typical, timed=timing))
         return found
 
@@ -158,5 +157,6 @@ class Session:
                     continue
                 self.prepare(variant)
                 ready.append(variant)
-        self.time(ready)
+        if ready or not self.original_ms:
+            self.time(ready)
         return ready
