@@ -22,6 +22,7 @@ def test_imports(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 #: What a benchmark quotes in a page: its results file, the page, and the name of the place there.
 QUOTES = {
     "front_page": ("docs/results/front-page.json", "README.md", "front-page"),
+    "token_methods": ("docs/results/token-methods.json", "docs/results/tokens.md", "token-methods"),
     "demo": ("docs/results/compare.json", "docs/results/compare.md", "demo"),
 }
 
