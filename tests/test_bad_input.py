@@ -32,6 +32,7 @@ SOUND = {
     "serve": (MODEL, "--port", "0"),
     "tune": (MODEL, "--data", "loose", "--images", "2"),
     "export": (MODEL, "--out", "fast.pt2", "--quick"),
+    "optimize": (MODEL, "--data", "loose", "--out", "fast", "--images", "2"),
     "show": (MODEL, "pictures/cat/0.png", "--out", "shown.png"),
     "explore": (MODEL, "pictures/cat/0.png"),
     "train": (MODEL, "--data", "pictures", "--out", "run", "--epochs", "1", "--batch", "2", "--workers", "0"),
@@ -185,7 +186,7 @@ TABLE = [
     word("out somebody's export", "--force", "export", "--out", "somebodys.onnx"),
     word("dynamic unknown", "unknown value 'size'", "export", "--dynamic", "size"),
     word("int8 without images", "--data", "export", "--int8", "--out", "fast.onnx"),
-    word("int8 for pt2", "int8 is for onnx and openvino", "export", "--int8", "--data", "loose"),
+    word("int8 for pt2", "pt2 has no int8", "export", "--int8", "--data", "loose"),
     *(word(f"opset {n}", "opset", "export", "--opset", n, "--out", "fast.onnx") for n in ("0", "x", "7", "99")),
     word("opset for pt2", "opset", "export", "--opset", "18"),
     *(word(f"exporting from data {n}", n, "export", "--data", n) for n in ("nowhere", "nothing", "notes.txt")),
@@ -394,6 +395,7 @@ HAVING = {
         "show",
         "explore",
         "tune",
+        "optimize",
         "export",
         "train",
         "distill",
@@ -410,8 +412,9 @@ HAVING = {
         "distill",
         "compare",
         "tune",
+        "optimize",
     ),
-    "--data": ("eval", "tune", "train", "distill", "compare", "export"),
+    "--data": ("eval", "tune", "optimize", "train", "distill", "compare", "export"),
 }
 
 

@@ -192,7 +192,7 @@ def test_merge_reads_the_keys_of_a_packed_tensor(runtime: Runtime) -> None:
 LAYOUT = [4, 4, 1, 2, 2, 0, 2, 1]
 QKV = {key: torch.zeros(1, 2, 17, 8) for key in "qkv"}
 WRONG = {
-    "a layout of seven": ("FovealAttention", QKV, {"layout": LAYOUT[:7]}, "layout must be 8 numbers, not 7"),
+    "a layout of six": ("FovealAttention", QKV, {"layout": LAYOUT[:6]}, "layout must be 8 numbers, not 6"),
     "no layout": ("FovealAttention", QKV, {}, "layout must be 8 numbers, not 0"),
     "a layout that is none": ("FovealAttention", QKV, {"layout": [4, 4, 1, 0, 2, 0, 2, 1]}, "must be at least 1"),
     "a budget of more cells than there are": ("FovealAttention", QKV, {"layout": [4, 4, 1, 2, 2, 0, 5, 1]}, "budget"),
@@ -279,11 +279,11 @@ WRONG = {
         {"plan": [4, 4, 1, 15, 2, 0]},
         "as the plan says",
     ),
-    "a plan of five": (
+    "a plan of four": (
         "MergeTokens",
         {"x": torch.zeros(1, 17, 8), "keys": torch.zeros(1, 17, 8)},
-        {"plan": [4, 4, 1, 16, 2]},
-        "plan must be 6 numbers",
+        {"plan": [4, 4, 1, 16]},
+        "plan must be 7 numbers",
     ),
 }
 

@@ -161,5 +161,6 @@ def detect(image: Image.Image, data: Path) -> Mapping[str, Any]:
     features = attendless.dense.extractor("deit_tiny_patch16_224")
     model = attendless.dense.build(features.backbone, "retinanet", 2)
     assert_type(model, attendless.dense.Dense)
+    attendless.dense.load_mmseg(model, data / "upernet.pth")
     print(attendless.dense.predict(model, image).as_dict())
     return attendless.dense.evaluate(model, data)

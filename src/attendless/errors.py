@@ -16,7 +16,11 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 
 
 class UserError(ValueError):
-    """Something the caller can put right. The command line prints it on one line and exits with 2."""
+    """Something the caller can put right. The command line prints it on one line and exits with 2.
+
+    Args:
+        message: What was given, what was expected and what to do. Control characters are replaced.
+    """
 
     def __init__(self, message: str) -> None:
         # Messages quote files, which may hold escape sequences. Errors of workers have several lines.

@@ -110,7 +110,7 @@ def convert_with_report(
     wanted = None if size is None else parse_size(size)
     if wanted is not None and exchangeable(converted):
         resize(converted, wanted)
-    if attention in PRESETS:
+    if isinstance(attention, str) and attention in PRESETS:
         if tokens is not None:
             raise UserError(f"{attention!r} is a preset, which has its own tokens: give no tokens={tokens!r}")
         attention, tokens = preset(attention, wanted or input_size(converted))

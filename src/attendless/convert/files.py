@@ -142,7 +142,7 @@ def _build(header: dict[str, Any], tensors: dict[str, Tensor]) -> nn.Module:
     try:
         with torch.device("meta"):
             empty = build().state_dict()
-    except (RuntimeError, NotImplementedError):  # some constructors read values of tensors
+    except (RuntimeError, NotImplementedError, UserError):  # some constructors read values of tensors
         empty = None
     if empty is not None:
         _check_names(empty, tensors)

@@ -231,13 +231,13 @@ class _Job:
         about = describe(model, name=name, batch=self.batch, features=self.features)
         policy, notes = self.policy()
         images = None if data is None else quantising.images(about, data, calibration)
+        compared = None if images is None else images.compared()  # broken images are found before any work
         with _folder_beside(out) as folder:
             file = folder / out.name
             outputs = outputs_of(model, features=self.features)
             self.write(model, file, policy)
             self.say("comparing it with the model")
             run = self.module.open_raw(file)
-            compared = None if images is None else images.compared()
             parity = checks.compare(run, outputs, about, given=compared)
             if self.floats != "fp32":  # first in fp32, which shows that the graph is right
                 run = self.module.open_raw(file, floats=self.floats)

@@ -31,6 +31,7 @@ from ..integrations.weights import check_finite
 from ..measure.subject import attention_of, tokens_of
 from ..sizes import input_size
 from ..stamp import stamp
+from ..tokens import NONE, parse_tokens
 from . import judge as judging
 from . import selection
 from .candidates import Change, share_weights, shared_copy
@@ -115,6 +116,8 @@ def optimize(
     deadline = Deadline(seconds)
     if batch < 1:
         raise UserError(f"batch={batch}: expected a batch size of 1 or more")
+    specs = rate_specs(attention, RATES) if attention != NONE else []
+    parse_tokens(tokens)  # raises before any work
     judging.check_images(images)
     check_finite(model.named_parameters(), "the model's weights are damaged")
     given = _targets_of(labels, len(images))
@@ -122,7 +125,6 @@ def optimize(
     if threads is not None:
         torch.set_num_threads(threads)
     original = _plain(model)
-    specs = rate_specs(attention, RATES) if attention != "none" else []
     scored = _scoring(original, given, metric)
 
     folder = Path(tempfile.mkdtemp(prefix="attendless-") if resume is None else resume)
