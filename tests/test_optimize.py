@@ -104,7 +104,7 @@ def test_a_search_proposes_schedules_and_resumes(
         "max_drop": 100.0,
         "runtimes": ["eager"],
         "attention": "none",
-        "budget": "2s",
+        "budget": "20s",
         "threads": 1,
     }
     found = optimize(model, images, resume=tmp_path, **asked)
