@@ -49,5 +49,5 @@ def test_the_notebook_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     said = "".join(output.get("text", "") for output in outputs)
-    assert "cap" in said
+    assert "maximum speed-up" in said
     assert any("image/png" in output.get("data", {}) for output in outputs), "the figure is shown"

@@ -17,7 +17,7 @@ from .storage import metadata
 
 #: The key, name or value that every mark consists of.
 MARK = "attendless"
-#: Kind of file → its mark, where the format begins with it or holds it in one place. Pictures and exported files are
+#: Kind of file → its mark, where the format begins with it or holds it in one place. Figures and exported files are
 #: named by their endings.
 _PATTERNS = {
     "json": re.compile(rb'\s*\{\s*"stamp":\s*\{[^{}]*"attendless":'),

@@ -202,7 +202,7 @@ def _owners(grid: Grid) -> Tensor:
 @_all
 def sizes(trial: ReducerTrial, step: Step) -> None:
     """If the grid has `sizes` [B, n], each is the number of cells that the token represents, unless `spreads` says
-    otherwise; they sum to the number before, or to less if `drops` says so."""
+    otherwise; they sum to the number before, or to less if the reducer `drops` patches."""
     grid, before = step.left.grid, step.context.grid
     if grid.sizes is None:
         return

@@ -1,6 +1,6 @@
 """Precisions by name, and where this machine can compute them.
 
-fp32   what PyTorch computes unless it is told otherwise
+fp32   the default of PyTorch
 bf16   weights and activations of 16 bits with the range of fp32: about twice as fast where the CPU has instructions
 int8   linear layers quantised to 8-bit integers, calibrated on images; the rest computes in fp32 or bf16
 """

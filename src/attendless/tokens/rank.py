@@ -7,7 +7,7 @@
 Tokens are compared by themselves, not by their keys, because the residual stream is what merging averages. A model
 without a class token ranks patches by the attention that they receive (`attention.provided`).
 
-The schedule's options are those of `tokens.schedule`. Unless `start` or a number for each layer says so, the first
+The schedule's options are those of `tokens.schedule`. Unless `start` or a number for each layer is given, the first
 sixth of the layers removes nothing: the class token's attention says little there. `window` merges only within windows
 of the grid; frames of a video are stacked into one tall grid.
 
