@@ -1,27 +1,27 @@
-"""How much sooner is sparse attention there than full attention? Kernels alone, choosing the keys included.
+"""Time sparse attention kernels against PyTorch's fused full attention, selection of keys included.
 
     python benchmarks/attention.py [--full] [--flex] [--memory] [--tokens 197 577 …] [--keep 0.1 …]
-                                   [--threads 1 …] [--device cuda] [--json F] [--plot F.png] [--markdown F.md]
+                                   [--threads 1 …] [--device cuda] [--json F] [--plot F.png] [--publish]
 
-Contestants take turns in one process, and each row gives the median of paired ratios against PyTorch's fused attention
-with their quartiles: 2 means half the time. Batch 1, 3 heads of width 64, 32-bit floats, no gradients.
+All variants run interleaved in one process. Each row gives the median of paired ratios with quartiles: 2 means half the
+latency. Batch 1, 3 heads of width 64, fp32, no gradients.
 
-    full            F.scaled_dot_product_attention: fused, every pair
-    masked          the same with a mask that leaves each query `keep` of the keys: sparse in name
-    foveal          ours, at the sizes `auto` chooses; every query, selection included
+    full            F.scaled_dot_product_attention, fused
+    masked          the same with a mask that leaves each query `keep` of the keys
+    foveal          ours, with the sizes that `auto` chooses
     foveal cell=4   ours, cells and tiles of 4 × 4
-    gather          ours, each query its own list of keys drawn at random, repeats and all, `keep` · N long
-    sparsifiner     ours, each query its own `keep` · N keys, found by a low-rank guess that is timed too: rank 32, with
-                    13 % of the coefficients and 10 % of the basis not 0, as after training
+    gather          ours, a random list of `keep` · N keys for each query
+    sparsifiner     ours, `keep` · N keys for each query, selected by a low-rank prediction of rank 32 in which 13 % of
+                    the coefficients and 10 % of the basis are not 0, as after training
     block           ours, windows of whole blocks with about `keep` of the keys
-    foveal flex     foveal computed by FlexAttention (--flex; it compiles for half a minute at each size)
-    foveal triton   foveal computed by the Triton kernel (--device cuda)
+    foveal flex     foveal by FlexAttention (--flex; compiles for half a minute at each size)
+    foveal triton   foveal by the Triton kernel (--device cuda)
 
-On a GPU (--device cuda) only full and foveal, by FlexAttention and by Triton, compete, in bfloat16. Nobody has run this
-on one yet.
+With --device cuda only full and foveal (FlexAttention, Triton) are timed, in bf16; this has not been run on a GPU yet.
 
-Then, at 4,097 tokens, a training step (forward and backward); with `--memory` the peak at 16,385 tokens, every one in a
-process of its own. Minutes by default; `--full` is everything, about an hour.
+At 4,097 tokens a training step (forward and backward) follows; with --memory, peak memory at 16,385 tokens, each
+variant in its own process. Minutes by default; --full takes about an hour. --publish writes docs/results/kernels.json
+and the table in docs/results/speed.md.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from quoting import publish
+from study import by_machine, table
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -48,7 +50,7 @@ from attendless.sparse.operations import foveal
 from attendless.sparse.operations import gather as gather_attend
 from attendless.stamp import stamp, stamp_line
 from attendless.storage import atomic
-from attendless_cli.output import write_json, write_text
+from attendless_cli.output import write_json
 
 HEADS, WIDTH = 3, 64
 SCALE = WIDTH**-0.5
@@ -71,7 +73,7 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=5.0, help="seconds of measurement for each size and share")
     parser.add_argument("--json", help="write the rows to this file")
     parser.add_argument("--plot", help="draw time over tokens into this file")
-    parser.add_argument("--markdown", help="write the tables to this file")
+    parser.add_argument("--publish", action="store_true", help="write the results file and the table of the page")
     options = parser.parse_args()
     tokens = options.tokens or ([197, 577, 1025, 2305, 4097, 9217, 16385] if options.full else [197, 577, 1025, 4097])
     keeps = options.keep or ([0.05, 0.1, 0.25, 0.5] if options.full else [0.1])
@@ -89,25 +91,26 @@ def main() -> None:
         torch.set_num_threads(count)
         for n in tokens:
             for keep in keeps:
-                rows += compete(n, keep, count, options)
+                rows += timed(n, keep, count, options)
     torch.set_num_threads(threads[0])
     on_cpu = options.device == "cpu"
     if TRAINED in tokens and on_cpu:
-        rows += compete(TRAINED, 0.1, threads[0], options, training=True)
+        rows += timed(TRAINED, 0.1, threads[0], options, training=True)
     memory = remember(REMEMBERED, 0.1) if on_cpu and (options.full or options.memory) else []
 
-    write_json(options.json, {"rows": rows, "memory": memory})
-    if options.markdown:
-        write_text(options.markdown, markdown(rows, memory, machine))
+    found = {"stamp": machine, "rows": rows, "memory": memory}
+    write_json(options.json, found)
+    if options.publish:
+        publish("attention", machine["torch_capability"], found)
     if options.plot:
         plot(rows, options.plot, machine)
 
 
-# Contestants ---------------------------------------------------------------------------------------------------------
+# Variants ------------------------------------------------------------------------------------------------------------
 
 
-def contestants(tokens: int, keep: float, *, with_flex: bool = False) -> dict[str, Run]:
-    """Each as a function of q, k, v [1, H, N, D]. What depends on the sizes alone is made here, not timed."""
+def variants(tokens: int, keep: float, *, with_flex: bool = False) -> dict[str, Run]:
+    """Each as a function of q, k, v [1, H, N, D]. What depends only on the sizes is prepared here and not timed."""
     side = math.isqrt(tokens - 1)
     if side * side + 1 != tokens:
         raise SystemExit(f"--tokens {tokens}: expected a square and one, such as 197, 577, 1025 or 4097")
@@ -132,8 +135,8 @@ def contestants(tokens: int, keep: float, *, with_flex: bool = False) -> dict[st
     return runs
 
 
-def gpu_contestants(tokens: int, keep: float) -> dict[str, Run]:
-    """The same on a GPU: what can compute there."""
+def gpu_variants(tokens: int, keep: float) -> dict[str, Run]:
+    """The variants for a GPU."""
     side = math.isqrt(tokens - 1)
     auto = definition.layout(side, side, 1, keep=keep)
     runs: dict[str, Run] = {"full": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, scale=SCALE)}
@@ -181,11 +184,11 @@ def inputs(tokens: int, grad: bool = False) -> tuple[Tensor, Tensor, Tensor]:
 # Time ----------------------------------------------------------------------------------------------------------------
 
 
-def compete(
+def timed(
     tokens: int, keep: float, threads: int, options: argparse.Namespace, training: bool = False
 ) -> list[dict[str, Any]]:
     gpu = options.device == "cuda"
-    runs = gpu_contestants(tokens, keep) if gpu else contestants(tokens, keep, with_flex=options.flex and not training)
+    runs = gpu_variants(tokens, keep) if gpu else variants(tokens, keep, with_flex=options.flex and not training)
     if training:
         del runs["sparsifiner"]  # for inference
     q, k, v = inputs(tokens, training)
@@ -206,7 +209,7 @@ def compete(
 
     calls = {name: (step if training else forward)(run) for name, run in runs.items()}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a compiler's, about itself
+        warnings.simplefilter("ignore")  # the compiler's
         result = interleave(calls, rounds=options.rounds, budget=options.budget, max_rounds=200)
     what = "training step" if training else "forward"
     print(f"{tokens} tokens, keep {keep}, {threads} thread{'s'[: threads > 1]}, {what}", flush=True)
@@ -225,21 +228,21 @@ def compete(
 
 
 class Core(nn.Module):
-    """A contestant as a model whose image is q, k and v themselves: [1, 3 · H, N, D]."""
+    """A variant as a model whose input is q, k and v: [1, 3 · H, N, D]."""
 
     def __init__(self, name: str, tokens: int, keep: float) -> None:
         super().__init__()
-        self.run = contestants(tokens, keep)[name]
+        self.run = variants(tokens, keep)[name]
 
     def forward(self, image: Tensor) -> Tensor:
         return self.run(*image.unflatten(1, (3, HEADS)).unbind(1))
 
 
 def remember(tokens: int, keep: float) -> list[dict[str, Any]]:
-    """MB at the peak, inputs and result included, each contestant in a process of its own."""
+    """Peak memory in MB, inputs and result included, each variant in its own process."""
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
-    print(f"{tokens} tokens, keep {keep}: MB at the peak")
+    print(f"{tokens} tokens, keep {keep}: peak MB")
     rows: list[dict[str, Any]] = []
     for name in ("full", "foveal", "foveal cell=4", "block"):
         arguments = {"name": name, "tokens": tokens, "keep": keep}
@@ -255,21 +258,28 @@ def remember(tokens: int, keep: float) -> list[dict[str, Any]]:
 # What is written -----------------------------------------------------------------------------------------------------
 
 
-def markdown(rows: list[dict[str, Any]], memory: list[dict[str, Any]], machine: Mapping[str, Any]) -> str:
+def block(found: Mapping[str, Any]) -> str:
+    return by_machine(found, section)
+
+
+def section(found: Mapping[str, Any]) -> str:
+    """The tables of one machine."""
+    rows, machine = found["rows"], found["stamp"]
     names = list(dict.fromkeys(row["attention"] for row in rows if row["attention"] != "full"))
-    settings: dict[tuple, dict[str, dict]] = {}
+    settings: dict[tuple[bool, int], dict[str, Any]] = {}
     for row in rows:
-        key = (row["training"], row["threads"], row["tokens"], row["keep"])
-        settings.setdefault(key, {})[row["attention"]] = row
-    lines = [f"| what | threads | tokens | keep | full, ms | {' | '.join(names)} |", "|---" * (5 + len(names)) + "|"]
-    for (training, threads, tokens, keep), found in sorted(settings.items()):
-        cells = ["training step" if training else "forward", threads, f"{tokens:,}", keep]
-        cells += [f"{found['full']['latency_ms']:.2f}", *(ratio_text(found.get(name)) for name in names)]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    lines += ["", f"Times quicker than full attention (quartiles). {stamp_line(machine)}", ""]
-    lines += [f"| {REMEMBERED:,} tokens | MB at the peak | of full |", "|---|---|---|"] if memory else []
-    lines += [f"| {row['attention']} | {row['peak_memory_mb']:.0f} | {row['of_full']:.2f} |" for row in memory]
-    return "\n".join(lines) + "\n"
+        settings.setdefault((row["training"], row["tokens"]), {})[row["attention"]] = row
+    lines = [
+        ["training step" if training else "forward", f"{tokens:,}", f"{by['full']['latency_ms']:.2f}"]
+        + [ratio_text(by.get(name)) for name in names]
+        for (training, tokens), by in sorted(settings.items())
+    ]
+    text = f"### {machine['cpu']}, {machine['torch_capability']}\n\n"
+    text += f"{table(['', 'tokens', 'full, ms', *names], lines)}\n\n{stamp_line(machine)}"
+    if found["memory"]:
+        peaks = [[row["attention"], f"{row['peak_memory_mb']:.0f}", f"{row['of_full']:.2f}"] for row in found["memory"]]
+        text += f"\n\n{table([f'{REMEMBERED:,} tokens', 'peak MB', 'of full'], peaks)}"
+    return text
 
 
 def ratio_text(row: Mapping[str, Any] | None) -> str:

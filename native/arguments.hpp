@@ -72,6 +72,8 @@ struct Forward {
   explicit Forward(const Arguments& arguments) : problem(problem_of(arguments)) {
     problem.v = view(arguments.v, "v", problem);
     problem.out = view(arguments.out, "out", problem, problem.v.width);
+    require(problem.out.element == Element::f32 || problem.q.element == Element::bf16,
+            "out must be f32, as q is, or q bf16 too");
     if (!arguments.lse) {
       unread_.emplace(std::max<int64_t>(1, int64_t(problem.batch) * problem.heads * problem.tokens));
     }

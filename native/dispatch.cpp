@@ -13,18 +13,25 @@ namespace attendless {
 DECLARE(portable)
 DECLARE(avx2)
 DECLARE(avx512)
+DECLARE(avx512bf16)
 DECLARE(wide)
 #undef DECLARE
 
 namespace {
 
 // Best first. `wide` is avx512's source, lowered to pairs of AVX2 vectors: slower than avx2, it lets machines without
-// AVX-512 test that code, and is never chosen by itself.
+// AVX-512 test that code, and is never chosen by itself; only builds for tests have it.
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> sets;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   [[maybe_unused]] const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+#if defined(ATTENDLESS_HAS_AVX512BF16)
+  if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512bf16")) {
+    sets.push_back(&avx512bf16::kernels);
+  }
 #endif
 #if defined(ATTENDLESS_HAS_AVX512)
   if (has_avx2 && __builtin_cpu_supports("avx512f")) sets.push_back(&avx512::kernels);

@@ -7,48 +7,61 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-template <int W, int Q>
+template <int W, int Q, class P>
 struct FewQueries {
   using S = Simd<W>;
   using F = typename S::F;
   using I = typename S::I;
+  using Key = typename P::Key;
+  using Value = typename P::Value;
+  using N = Words<W, Key>;
+  using Word = typename N::Word;
+  using Weight = typename WordOf<Value>::Word;
   static constexpr int R = W / Q;
 
-  static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
-                      const Blurs& blurs, Cursor scratch) {
-    const int width = padded(rows.width), value_width = padded(rows.value_width);
-    float* const q = scratch.floats(Q * width);
+  static void forward(const KvTable<P>& rows, const int32_t* list, int count, const Queries<P>& queries, float scale,
+                      const Blurs<P>& blurs, Cursor scratch) {
+    const int width = rows.key_words(rows.width), value_width = padded(rows.value_width);
+    Word* const q = reinterpret_cast<Word*>(scratch.floats(Q * width));
     float* const out = scratch.floats(Q * value_width);
-    float* const p = scratch.floats(Q * kChunk);
+    float* const p = scratch.floats(Q * (kChunk + 1));
     float* const turned = scratch.floats(Q * width);
+    float* const more = scratch.floats(P::kRounds ? Q * value_width : 0);
+    Weight* const weights = P::kRounds ? reinterpret_cast<Weight*>(scratch.floats(Q * kChunk)) : (Weight*)p;
+    const float factor = scale * kLog2e;
     for (int i = 0; i < Q; ++i) {
-      for (int c = 0; c < width; ++c) q[i * width + c] = c < rows.width ? queries.q[i][c] * (scale * kLog2e) : 0.f;
+      if constexpr (P::kRounds) {
+        std::memcpy(q + i * width, queries.q[i], sizeof(Word) * width);
+      } else {
+        for (int c = 0; c < width; ++c) q[i * width + c] = c < rows.width ? queries.q[i][c] * factor : 0.f;
+      }
     }
     std::memset(out, 0, sizeof(float) * Q * value_width);
     F most = S::splat(-kInfinity), base = most, total{}, mass[2] = {};
     for (int at = 0; at < count; at += kChunk) {
-      const Chunk chunk(rows, list + at, count - at);
+      const Chunk<P> chunk(rows, list + at, count - at);
       for (int r = 0; r < chunk.count; r += R) {
-        const F s = dots(chunk.key + r, chunk.bias + r, q, width);
+        const F s = dots(chunk.key + r, chunk.bias + r, q, width, factor);
         most = S::max(most, s);
         S::store(p + r * Q, s);
       }
       for (int i = chunk.count * Q; i % W; ++i) p[i] = -kInfinity;  // repeated keys that fill the last vector
       if (S::any(most > base + 8.f)) {
         for (int i = Q; i < W; i *= 2) most = S::max(most, S::rotate(most, i));  // each query's over its R lanes
-        const F factor = S::exp2(base - S::finite(most));
-        total *= factor;
-        for (F& each : mass) each *= factor;
-        base = most;
+        const F next = P::kRounds ? S::whole(most) : most, shrink = S::exp2(base - S::finite(next));
+        total *= shrink;
+        for (F& each : mass) each *= shrink;
+        base = next;
         for (int i = 0; i < Q; ++i) {
           for (int c = 0; c < value_width; c += W) {
             float* const here = out + i * value_width + c;
-            S::store(here, S::load(here) * factor[i]);
+            S::store(here, S::load(here) * shrink[i]);
           }
         }
       }
       for (int i = 0; i < chunk.count * Q; i += W) {
-        const F x = S::exp2(S::load(p + i) - S::finite(base));
+        F x = S::exp2(S::load(p + i) - S::finite(base));
+        if constexpr (P::kRounds) x = S::nearest_half(x);
         total += x;
         for (int b = 0; b < blurs.count; ++b) {
           const I key = lanes_of_keys() + (at + i / Q);
@@ -56,14 +69,30 @@ struct FewQueries {
         }
         S::store(p + i, x);
       }
-      Weigh<W>::template add<Q>(chunk.value, p, Q, chunk.count, out, value_width);
+      if constexpr (P::kRounds) pack(p, chunk.count, weights);
+      Weigh<W, Value>::template add<Q>(chunk.value, weights, Q, chunk.count, out, value_width);
     }
     for (int b = 0; b < blurs.count; ++b) {
       for (int i = Q; i < W; i *= 2) mass[b] += S::rotate(mass[b], i);
-      for (int i = 0; i < Q; ++i) {
-        for (int c = 0; c < rows.width; ++c) turned[c * Q + i] = q[i * width + c] * (mass[b][i] * kLn2);
+      if constexpr (P::kRounds) {
+        Word* const qT = reinterpret_cast<Word*>(turned);
+        for (int i = 0; i < Q; ++i) {
+          for (int c = 0; c < width; ++c) qT[c * Q + i] = q[i * width + c];
+        }
+        std::memset(more, 0, sizeof(float) * Q * value_width);
+        Weigh<W, Value>::template add<Q>(blurs.at[b].slope, qT, Q, rows.width, more, value_width);
+        for (int i = 0; i < Q; ++i) {
+          const F by = S::splat(mass[b][i] * scale);
+          for (int c = i * value_width; c < (i + 1) * value_width; c += W) {
+            S::store(out + c, S::load(out + c) + S::load(more + c) * by);
+          }
+        }
+      } else {
+        for (int i = 0; i < Q; ++i) {
+          for (int c = 0; c < rows.width; ++c) turned[c * Q + i] = q[i * width + c] * (mass[b][i] * kLn2);
+        }
+        Weigh<W>::template add<Q>(blurs.at[b].slope, turned, Q, rows.width, out, value_width);
       }
-      Weigh<W>::template add<Q>(blurs.at[b].slope, turned, Q, rows.width, out, value_width);
     }
     for (int i = Q; i < W; i *= 2) total += S::rotate(total, i);
     const F lse = (base + S::log2(total)) * kLn2;
@@ -76,21 +105,29 @@ struct FewQueries {
 
  private:
   // The dot products of R rows with Q queries, one in each lane.
-  static INLINE F dots(const float* const* row, const float* bias, const float* q, int width) {
+  static INLINE F dots(const Word* const* row, const float* bias, const Word* q, int width, float factor) {
     F sum[W], start{};
     UNROLL for (int i = 0; i < W; ++i) {
       sum[i] = F{};
       start[i] = bias[i / Q];
     }
     for (int c = 0; c < width; c += W) {
-      F x[Q];
-      UNROLL for (int i = 0; i < Q; ++i) x[i] = S::load(q + i * width + c);
+      typename N::Vec x[Q];
+      UNROLL for (int i = 0; i < Q; ++i) x[i] = N::load(q + i * width + c);
       UNROLL for (int r = 0; r < R; ++r) {
-        const F k = S::load(row[r] + c);
-        UNROLL for (int i = 0; i < Q; ++i) sum[r * Q + i] += x[i] * k;
+        const typename N::Vec k = N::load(row[r] + c);
+        UNROLL for (int i = 0; i < Q; ++i) sum[r * Q + i] = N::add(sum[r * Q + i], x[i], k);
       }
     }
-    return S::sums(sum) + start;
+    return N::kNumbers == 1 ? S::sums(sum) + start : S::sums(sum) * factor + start;
+  }
+
+  // The weights of `count` keys as words of two each; p has room for one key more.
+  static INLINE void pack(float* p, int count, uint32_t* to) {
+    for (int i = 0; i < Q && count % 2; ++i) p[count * Q + i] = 0.f;
+    for (int r = 0; r < count; r += 2) {
+      for (int i = 0; i < Q; ++i) to[r / 2 * Q + i] = pair_of(p[r * Q + i], p[(r + 1) * Q + i]);
+    }
   }
 
   // Which of a vector's R keys each lane belongs to.

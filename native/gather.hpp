@@ -8,16 +8,18 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-template <int W>
+template <int W, class P>
 struct GatherHead {
   using Args = Gather;
+  using Numbers = P;
   using S = Simd<W>;
   using F = typename S::F;
-  using L = OwnList<W>;
+  using L = OwnList<W, P>;
 
   const Gather& gather;
   const Head head;
-  KvTable rows;
+  const int shares;
+  KvTable<P> rows;
 
   static int64_t table_rows(const Gather& g) { return g.problem.tokens; }
 
@@ -36,22 +38,19 @@ struct GatherHead {
   GatherHead(const Gather& g, int image, int head_index, Cursor& memory)
       : gather(g),
         head{g.problem, image, head_index},
+        shares(parts_of_head(g.problem)),
         rows(memory, table_rows(g), g.problem.q.width, g.problem.v.width) {}
 
-  void prepare() const {
-    for (int i = 0; i < gather.problem.tokens; ++i) pack_token<W>(head, rows, i, i);
-  }
+  static constexpr int kSteps = 2, kQueries = 16;  // in a part
+  int parts(int step) const { return step == 0 ? shares : (gather.problem.tokens + kQueries - 1) / kQueries; }
 
-  static constexpr int kQueries = 16;  // in a piece of work
-  int pieces() const { return (gather.problem.tokens + kQueries - 1) / kQueries; }
-
-  void forward(int piece, const Local& local) const {
-    const int first = piece * kQueries, last = least(first + kQueries, gather.problem.tokens);
+  void work(int step, int part, const Local& local) const {
+    if (step == 0) return pack_tokens<W, P>(head, rows, part, shares);
+    const int first = part * kQueries, last = least(first + kQueries, gather.problem.tokens);
     for (int query = first; query < last; ++query) attend(query, local);
   }
 
-  void backward(const KvTable& grads, const Local& local) const {
-    prepare();
+  void backward(const KvTable<P>& grads, const Local& local) const {
     for (int query = 0; query < gather.problem.tokens; ++query) attend_backward(grads, query, local);
     for (int i = 0; i < gather.problem.tokens; ++i) unpack_gradient<W>(head, grads, i, i);
   }
@@ -75,17 +74,18 @@ struct GatherHead {
 
   void attend(int query, const Local& local) const {
     const List seen = list(query);
-    float *const q = local.q, *const p = local.p, *const out = local.out;
+    const auto q = reinterpret_cast<typename P::Key*>(local.q);
+    float *const p = local.p, *const out = local.out;
     L::load_query(head, query, q);
     L::clear(out, rows.value_width);
-    L::scores(rows, head.problem.bias, seen, q, p);
+    L::scores(head, rows, seen, q, p);
     const auto weighed = L::weigh(p, seen.count);
-    L::combine(seen, p, rows.v, padded(rows.value_width), out);
+    L::combine(seen, p, rows.v, rows.value_stride(), padded(rows.value_width), out);
     L::finish(head, query, out, weighed);
   }
 
   // p, the weights; slope, how the loss changes with each score; both as one query's list has them.
-  void attend_backward(const KvTable& grads, int query, const Local& local) const {
+  void attend_backward(const KvTable<P>& grads, int query, const Local& local) const {
     const List seen = list(query);
     const int width = padded(rows.width), value_width = padded(rows.value_width);
     const float* const out = head.row(head.problem.out, query);
@@ -97,7 +97,7 @@ struct GatherHead {
     const float lse = head.problem.lse[head.index(query)] * kLog2e;
     float mean = 0.f;
     for (int c = 0; c < rows.value_width; ++c) mean += g[c] * out[c];
-    L::scores(rows, head.problem.bias, seen, q, p);
+    L::scores(head, rows, seen, q, p);
     L::dots(seen, rows.v, g, value_width, slope);
     const F shift = S::splat(lse == -kInfinity ? kInfinity : lse);  // a query that sees nothing: every weight is 0
     for (int i = 0; i < seen.count; i += W) {
@@ -105,7 +105,7 @@ struct GatherHead {
       S::store(p + i, x);
       S::store(slope + i, x * (S::load(slope + i) - S::splat(mean)));
     }
-    L::combine(seen, slope, rows.k, width, q_grad);
+    L::combine(seen, slope, rows.k, width, width, q_grad);
     float* const result = head.row(head.problem.q_grad, query);
     for (int c = 0; c < rows.width; ++c) result[c] = q_grad[c] * head.problem.scale;
     for (int i = 0; i < seen.count; ++i) {

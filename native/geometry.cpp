@@ -4,6 +4,8 @@
 #include <mutex>
 #include <tuple>
 
+#include <pthread.h>
+
 #include "checks.hpp"
 
 namespace attendless {
@@ -34,6 +36,11 @@ std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* pla
   }
   return block;
 }
+
+// Locked while a process forks: a child in which another thread held it would wait for ever.
+std::mutex mutex_of_kept;
+[[maybe_unused]] const int guarded = pthread_atfork([] { mutex_of_kept.lock(); }, [] { mutex_of_kept.unlock(); },
+                                                    [] { mutex_of_kept.unlock(); });
 
 }  // namespace
 
@@ -108,11 +115,10 @@ std::shared_ptr<const Geometry> geometry_of(const Layout& layout) {
   };
   constexpr size_t kMost = 16;
   constexpr int kLargestKept = 1 << 16;  // patches: one or two megabytes
-  static std::mutex mutex;
   static std::vector<Kept> kept;  // most recently used first
 
   {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const std::lock_guard<std::mutex> lock(mutex_of_kept);
     const auto found = std::find_if(kept.begin(), kept.end(), [&](const Kept& one) { return one.layout == layout; });
     if (found != kept.end()) {
       std::rotate(kept.begin(), found, found + 1);
@@ -121,7 +127,7 @@ std::shared_ptr<const Geometry> geometry_of(const Layout& layout) {
   }
   auto made = std::make_shared<const Geometry>(layout, nullptr, 1, layout.patches());
   if (layout.patches() > kLargestKept) return made;
-  const std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(mutex_of_kept);
   if (kept.size() == kMost) kept.pop_back();
   kept.insert(kept.begin(), {layout, made});
   return made;

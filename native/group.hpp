@@ -11,18 +11,23 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-template <class T>
+template <class T, class P>
 struct Group {
   using S = typename T::S;
+  using Key = typename P::Key;
+  using Value = typename P::Value;
+  using Word = typename WordOf<Key>::Word;
   using F = typename S::F;
   using Lanes = typename T::Lanes;
   static constexpr int L = T::kLanes;
 
   // Scratch: a query's channels, values' channels and a chunk's scores, transposed or not; `keys` and what follows are
-  // for the backward pass, `keys` and `turns` also for what blurs add.
+  // for the backward pass, `keys` and `turns` also for what blurs add. `weights` are the scores in words, where those
+  // hold more than one.
   struct Memory {
     float *keysT, *valuesT, *scores;
     float *keys, *grads, *values, *slopes, *turns[2];
+    uint32_t* weights;
     INLINE Memory(Cursor& memory, int width, int value_width)
         : keysT(memory.floats(L * padded(width))),
           valuesT(memory.floats(L * padded(value_width))),
@@ -30,24 +35,33 @@ struct Group {
           keys(memory.floats(L * padded(width))),
           grads(memory.floats(L * padded(width))),
           values(memory.floats(L * padded(value_width))),
-          slopes(memory.floats(L * kChunk)) {
+          slopes(memory.floats(L * kChunk)),
+          weights(reinterpret_cast<uint32_t*>(memory.floats(P::kRounds ? L * kChunk : 0))) {
       for (float*& turn : turns) turn = memory.floats(L * (padded(width) + kGroup));
     }
   };
 
-  static void forward(const KvTable& rows, const int32_t* list, int count, const Queries& queries, float scale,
-                      const Blurs& blurs, Cursor scratch) {
+  static void forward(const KvTable<P>& rows, const int32_t* list, int count, const Queries<P>& queries, float scale,
+                      const Blurs<P>& blurs, Cursor scratch) {
     const Memory memory(scratch, rows.width, rows.value_width);
-    const int value_width = padded(rows.value_width);
-    float *const qT = memory.keysT, *const out = memory.values, *const p = memory.scores;
-    T::gather(queries.q, queries.count, rows.width, scale * kLog2e, qT);
+    const int key_words = words<Key>(rows.width), value_width = padded(rows.value_width);
+    Word* const qT = reinterpret_cast<Word*>(memory.keysT);
+    float *const out = memory.values, *const p = memory.scores;
+    if constexpr (P::kRounds) {
+      T::gather(queries.q, queries.count, padded(key_words), qT);
+    } else {
+      T::gather(queries.q, queries.count, rows.width, scale * kLog2e, qT);
+    }
     std::memset(out, 0, sizeof(float) * L * value_width);
     Lanes most = Lanes::splat(-kInfinity), base = most, sums[3];
     UNROLL for (int i = 0; i < 3; ++i) sums[i] = Lanes::splat(0.f);
     Lanes& total = sums[0];
     for (int at = 0; at < count; at += kChunk) {
-      const Chunk chunk(rows, list + at, count - at);
-      for (int r = 0; r < chunk.count; r += T::kBlock) T::dot(chunk.key + r, chunk.bias + r, qT, rows.width, p + r * L, L);
+      const Chunk<P> chunk(rows, list + at, count - at);
+      for (int r = 0; r < chunk.count; r += T::kBlock) {
+        if (rows.distant) prefetch_rows(rows, list + at + kChunk + r, least(T::kBlock, count - at - kChunk - r));
+        T::template dot<Key>(chunk.key + r, chunk.bias + r, qT, key_words, p + r * L, L, scale * kLog2e);
+      }
       for (int r = 0; r < chunk.count; ++r) {
         const Lanes x = Lanes::load(p + r * L);
         UNROLL for (int j = 0; j < T::kVectors; ++j) most.at[j] = S::max(most.at[j], x.at[j]);
@@ -57,16 +71,24 @@ struct Group {
         Lanes x = Lanes::load(p + r * L);
         UNROLL for (int j = 0; j < T::kVectors; ++j) {
           x.at[j] = S::exp2(x.at[j] - S::finite(base.at[j]));
+          if constexpr (P::kRounds) x.at[j] = S::nearest_half(x.at[j]);
           total.at[j] += x.at[j];
         }
         x.store(p + r * L);
       }
       for (int b = 0; b < blurs.count; ++b) add_mass(blurs.at[b], at, chunk.count, p, sums[1 + b]);
-      weigh(chunk.value, p, chunk.count, out, value_width);
+      weigh(chunk.value, packed(p, chunk.count, memory), chunk.count, out, value_width);
     }
     for (int b = 0; b < blurs.count; ++b) {
-      scaled(qT, rows.width, sums[1 + b], kLn2, memory.keys);
-      weigh(blurs.at[b].slope, memory.keys, rows.width, out, value_width);
+      if constexpr (P::kRounds) {
+        float* const turned = memory.valuesT;
+        std::memset(turned, 0, sizeof(float) * L * value_width);
+        weigh(blurs.at[b].slope, qT, rows.width, turned, value_width);
+        add_turned(turned, sums[1 + b], scale, value_width, out);
+      } else {
+        scaled(qT, rows.width, sums[1 + b], kLn2, memory.keys);
+        weigh(blurs.at[b].slope, memory.keys, rows.width, out, value_width);
+      }
     }
     float share[L], lse[L];
     UNROLL for (int j = 0; j < T::kVectors; ++j) {
@@ -82,8 +104,8 @@ struct Group {
 
   // Adds to `grads` (the same rows as `rows`) and writes each query's gradient. `repeats`: the list may name a row more
   // than once.
-  static void backward(const KvTable& rows, const KvTable& grads, const int32_t* list, int count,
-                       const Queries& queries, float scale, bool repeats, const Blurs& blurs, Cursor scratch) {
+  static void backward(const KvTable<P>& rows, const KvTable<P>& grads, const int32_t* list, int count,
+                       const Queries<P>& queries, float scale, bool repeats, const Blurs<P>& blurs, Cursor scratch) {
     const int width = padded(rows.width), value_width = padded(rows.value_width);
     const Memory memory(scratch, rows.width, rows.value_width);
     float *const qT = memory.keysT, *const q = memory.keys, *const q_gradT = memory.grads;
@@ -113,13 +135,13 @@ struct Group {
       gain[b] = turn(blurs.at[b].slope, qT, gT, rows, memory.turns[b]);
     }
     for (int at = 0; at < count; at += kChunk) {
-      const Chunk chunk(rows, list + at, count - at), grad(grads, list + at, count - at);
+      const Chunk<P> chunk(rows, list + at, count - at), grad(grads, list + at, count - at);
       for (int r = 0; r < chunk.count; r += T::kBlock) {
         T::dot(chunk.key + r, chunk.bias + r, qT, rows.width, p + r * L, L);
         T::dot(chunk.value + r, nullptr, gT, rows.value_width, slope + r * L, L);
       }
       for (int b = 0; b < blurs.count; ++b) {
-        const Blur& blur = blurs.at[b];
+        const Blur<P>& blur = blurs.at[b];
         for (int r = most_of(blur.begin - at, 0); r < least(blur.end - at, chunk.count); ++r) {
           add(slope + r * L, gain[b]);
         }
@@ -154,11 +176,48 @@ struct Group {
   }
 
  private:
+  static INLINE void prefetch_rows(const KvTable<P>& rows, const int32_t* list, int count) {
+    for (int i = 0; i < count; ++i) {
+      prefetch(rows.key(list[i]), rows.width);
+      prefetch(rows.value(list[i]), rows.value_width);
+    }
+  }
+
   static constexpr int kQuad = 4;
   static_assert(L % kQuad == 0);
 
-  static INLINE void weigh(const float* const* row, const float* p, int count, float* out, int width) {
-    for (int i = 0; i < L; i += kQuad) Weigh<S::kWidth>::template add<kQuad>(row, p + i, L, count, out + i * width, width);
+  static INLINE void weigh(const Value* const* row, const typename WordOf<Value>::Word* p, int count, float* out,
+                           int width) {
+    for (int i = 0; i < L; i += kQuad) {
+      Weigh<S::kWidth, Value>::template add<kQuad>(row, p + i, L, count, out + i * width, width);
+    }
+  }
+
+  // The weights of a chunk as words of several rows each; what lies behind the last row is 0.
+  static INLINE const typename WordOf<Value>::Word* packed(float* p, int count, [[maybe_unused]] const Memory& memory) {
+    if constexpr (P::kRounds) {
+      if (count % 2) Lanes::splat(0.f).store(p + count * L);
+      for (int r = 0; r < count; r += 2) {
+        for (int j = 0; j < L; j += S::kWidth) {
+          S::store(memory.weights + r / 2 * L + j, S::paired(S::load(p + r * L + j), S::load(p + (r + 1) * L + j)));
+        }
+      }
+      return memory.weights;
+    } else {
+      return p;
+    }
+  }
+
+  // out[lane][c] += turned[lane][c] · mass[lane] · scale
+  static INLINE void add_turned(const float* turned, const Lanes& mass, float scale, int width, float* out) {
+    float factor[L];
+    mass.store(factor);
+    for (int i = 0; i < L; ++i) {
+      const F by = S::splat(factor[i] * scale);
+      for (int c = i * width; c < (i + 1) * width; c += S::kWidth) {
+        S::store(out + c, S::load(out + c) + S::load(turned + c) * by);
+      }
+    }
   }
 
   static INLINE void multiply(const float* x, float factor, int width, float* to) {
@@ -185,7 +244,7 @@ struct Group {
   }
 
   // The weights of a chunk, which starts `at`, that belong to a blur.
-  static INLINE void add_mass(const Blur& blur, int at, int count, const float* p, Lanes& mass) {
+  static INLINE void add_mass(const Blur<P>& blur, int at, int count, const float* p, Lanes& mass) {
     for (int r = most_of(blur.begin - at, 0); r < least(blur.end - at, count); ++r) {
       const Lanes x = Lanes::load(p + r * L);
       UNROLL for (int j = 0; j < T::kVectors; ++j) mass.at[j] += x.at[j];
@@ -194,8 +253,8 @@ struct Group {
 
   // turnT[c][lane] = Σ_e slope[c][e] · gT[e][lane]; returned is its product with the queries: what a blur's mass adds
   // to the result, along g.
-  static INLINE Lanes turn(const float* const* slope, const float* qT, const float* gT, const KvTable& rows,
-                           float* turnT) {
+  static INLINE Lanes turn(const float* const* slope, const float* qT, const float* gT,
+                           const KvTable<P>& rows, float* turnT) {
     Lanes sum = Lanes::splat(0.f);
     for (int c = 0; c < rows.width; c += T::kBlock) T::dot(slope + c, nullptr, gT, rows.value_width, turnT + c * L, L);
     for (int c = 0; c < rows.width; ++c) {
@@ -206,18 +265,20 @@ struct Group {
   }
 
   // Weights are 2^(score - base). The base follows the largest score, but only once it lags far behind: until then
-  // weights are large and no less exact, and what was summed can stay as it is.
+  // weights are large and no less exact, and what was summed can stay as it is. Where weights are rounded it is a whole
+  // number, so that they are rounded alike whatever it is.
   static INLINE void rescale(Lanes& base, const Lanes& most, Lanes (&sums)[3], float* out, int width) {
     bool behind = false;
     UNROLL for (int j = 0; j < T::kVectors; ++j) behind |= S::any(most.at[j] > base.at[j] + 8.f);
     if (!behind) return;
     float factor[L];
     UNROLL for (int j = 0; j < T::kVectors; ++j) {
-      const F shrink = S::exp2(base.at[j] - S::finite(most.at[j]));
+      const F next = P::kRounds ? S::whole(most.at[j]) : most.at[j];
+      const F shrink = S::exp2(base.at[j] - S::finite(next));
       UNROLL for (int i = 0; i < 3; ++i) sums[i].at[j] *= shrink;
       S::store(factor + j * S::kWidth, shrink);
+      base.at[j] = next;
     }
-    base = most;
     for (int i = 0; i < L; ++i) multiply(out + i * width, factor[i], width, out + i * width);
   }
 };

@@ -1,5 +1,5 @@
-// Merging against loops over its definition. Cosines that differ by rounding alone may be taken for one another, so what
-// the kernel decided, which its owners tell, is checked by double precision, and what it wrote by what it decided.
+// Merging against loops over its definition. Cosines that differ only by rounding may be exchanged, so the decisions of
+// the kernel (its owners) are checked in double precision, and its outputs against its own decisions.
 #include <algorithm>
 #include <numeric>
 
@@ -10,14 +10,17 @@ namespace {
 
 constexpr double kRounding = 1e-5;
 
+template <class Real>
+double length(const Real* row, int width) {
+  double square = 0.;
+  for (int c = 0; c < width; ++c) square += double(row[c]) * double(row[c]);
+  return std::max(1e-12, std::sqrt(square));
+}
+
 double cosine(const float* a, const float* b, int width) {
-  double product = 0., first = 0., second = 0.;
-  for (int c = 0; c < width; ++c) {
-    product += double(a[c]) * b[c];
-    first += double(a[c]) * a[c];
-    second += double(b[c]) * b[c];
-  }
-  return product / std::max(1e-12, std::sqrt(first)) / std::max(1e-12, std::sqrt(second));
+  double product = 0.;
+  for (int c = 0; c < width; ++c) product += double(a[c]) * b[c];
+  return product / length(a, width) / length(b, width);
 }
 
 }  // namespace
@@ -115,15 +118,24 @@ void try_merge(Random& random) {
       if (place(targets[size_t(j)]) != stays + j) wrong("merging moves those that are joined");
     }
     for (int i = 0; i < n; ++i) totals[image * left + size_t(place(i))] += sizes[image * n + size_t(i)];
+    const auto part = [&](int i) { return m.by_importance ? double(weight(i)) : double(sizes[image * n + size_t(i)]); };
+    std::vector<double> parts(static_cast<size_t>(left)), lengths(static_cast<size_t>(left));
+    for (int i = 0; i < n; ++i) parts[size_t(place(i))] += part(i);
     double* const rows = expected.data() + image * (tokens - m.merged) * C;
     for (int i = -m.prefix; i < n; ++i) {
       const float* const from = x.data() + (image * tokens + m.prefix + i) * C;
       const int to = m.prefix + (i < 0 ? i : place(i));
-      const double share = i < 0 ? 1. : sizes[image * n + size_t(i)] / totals[image * left + size_t(place(i))];
+      const double share = i < 0 ? 1. : part(i) / parts[size_t(place(i))];
+      if (i >= 0) lengths[size_t(place(i))] += share * length(from, C);
       for (int c = 0; c < C; ++c) rows[to * C + c] += share * from[c];
       if (i >= 0 && (!is_source[size_t(i)] || place(i) < stays) && cells_out[image * left + size_t(place(i))] != cell(i)) {
         wrong("merging moves a patch to another cell");
       }
+    }
+    for (int k = 0; k < left && m.by_importance; ++k) {  // a mean by importance keeps the mean length
+      double* const row = rows + (m.prefix + k) * C;
+      const double scale = std::min(2., lengths[size_t(k)] / length(row, C));
+      for (int c = 0; c < C; ++c) row[c] *= scale;
     }
     for (int c = 0; c < grid; ++c) {
       const int before = int(owners[image * grid + size_t(c)]);

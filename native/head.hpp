@@ -7,15 +7,33 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-// Room for a group's queries and results in floats, where the caller's are not: null where they are.
+// Room for a group's queries in padded words, and for its results in floats, where numbers are rounded: null where they
+// are not, and the caller's are used.
+template <class P>
 struct Aside {
-  float *q = nullptr, *out = nullptr;
+  typename P::Key* q = nullptr;
+  float* out = nullptr;
 
   INLINE Aside() {}
   INLINE Aside(const Problem& problem, Cursor& memory) {
-    if (problem.q.element == Element::bf16) q = memory.floats(int64_t(kGroup) * problem.q.width);
-    if (problem.out.element == Element::bf16) out = memory.floats(int64_t(kGroup) * problem.out.width);
+    if constexpr (P::kRounds) {
+      q = reinterpret_cast<typename P::Key*>(memory.floats(int64_t(kGroup) * KvTable<P>::key_words(problem.q.width)));
+      out = memory.floats(int64_t(kGroup) * problem.out.width);
+    }
   }
+};
+
+// How many parts of one head's work keep every thread busy: four for each, one if there is one thread alone.
+INLINE int parts_of_head(const Problem& problem) {
+  const int heads = problem.batch * problem.heads;
+  return problem.threads > 1 ? (4 * problem.threads + heads - 1) / heads : 1;
+}
+
+// The items of one of several equal parts.
+struct Slice {
+  int begin, end;
+  INLINE Slice(int count, int part, int parts)
+      : begin(int(int64_t(count) * part / parts)), end(int(int64_t(count) * (part + 1) / parts)) {}
 };
 
 // The rows of one head in the caller's tensors.
@@ -43,11 +61,16 @@ struct Head {
     return problem.bias ? problem.bias + int64_t(image) * problem.tokens : nullptr;
   }
 
-  INLINE Queries queries(const int32_t* token, int count, const Aside& aside = {}) const {
-    Queries group;
+  template <class P>
+  INLINE Queries<P> queries(const int32_t* token, int count, const Aside<P>& aside = {}) const {
+    Queries<P> group;
     group.count = count;
     for (int i = 0; i < count; ++i) {
-      group.q[i] = aside.q ? aside.q + i * problem.q.width : row(problem.q, token[i]);
+      if constexpr (P::kRounds) {
+        group.q[i] = reinterpret_cast<const uint32_t*>(aside.q) + i * KvTable<P>::key_words(problem.q.width);
+      } else {
+        group.q[i] = row(problem.q, token[i]);
+      }
       group.out[i] = aside.out ? aside.out + i * problem.out.width : row(problem.out, token[i]);
       group.lse[i] = problem.lse + index(token[i]);
       if (problem.out_grad.data) {
@@ -76,10 +99,12 @@ struct Channels {
     S::store(lane, S::load(rest));
     for (int i = 0; c + i < width; ++i) to[c + i] = lane[i];
   }
-  template <class From>
-  static INLINE void copy_padded(float* to, const From* from, int width) {
+  // A row of a table: zeros to the end of the last of 16 words.
+  template <class To, class From>
+  static INLINE void copy_padded(To* to, const From* from, int width) {
     copy(to, from, width);
-    for (int c = width; c < padded(width); ++c) to[c] = 0.f;
+    const int end = padded(words<To>(width)) * WordOf<To>::kNumbers;
+    std::memset(static_cast<void*>(to + width), 0, sizeof(To) * size_t(end - width));
   }
 
   // to = Σ_i factor(i) · from(i), a row with its channels in registers.
@@ -139,55 +164,65 @@ INLINE void prefetch_token(const Head& head, int64_t token) {
   head.at(head.problem.v, token, [&](const auto* value) { prefetch(value, head.problem.v.width); });
 }
 
-template <int W>
-INLINE void pack_token(const Head& head, const KvTable& rows, int64_t to, int64_t token) {
+template <int W, class P>
+INLINE void pack_token(const Head& head, const KvTable<P>& rows, int64_t to, int64_t token) {
   using C = Channels<W>;
   head.at(head.problem.k, token, [&](const auto* key) { C::copy_padded(rows.key(to), key, rows.width); });
   head.at(head.problem.v, token, [&](const auto* value) { C::copy_padded(rows.value(to), value, rows.value_width); });
   rows.bias[to] = head.biases() ? head.biases()[token] * kLog2e : 0.f;
 }
 
+// One of several parts of a table that has a row for each token.
+template <int W, class P>
+INLINE void pack_tokens(const Head& head, const KvTable<P>& rows, int part, int parts) {
+  const Slice tokens(head.problem.tokens, part, parts);
+  for (int i = tokens.begin; i < tokens.end; ++i) pack_token<W, P>(head, rows, i, i);
+}
+
 template <int W>
-INLINE void unpack_gradient(const Head& head, const KvTable& grads, int64_t from, int64_t token) {
+INLINE void unpack_gradient(const Head& head, const KvTable<Single>& grads, int64_t from, int64_t token) {
   Channels<W>::copy(head.row(head.problem.k_grad, token), grads.key(from), grads.width);
   Channels<W>::copy(head.row(head.problem.v_grad, token), grads.value(from), grads.value_width);
   if (head.problem.bias_grad) head.problem.bias_grad[head.index(token)] = grads.bias[from];
 }
 
 // Floats of scratch that attending to a list takes.
-template <int W>
+template <int W, class P>
 int64_t attend_scratch(const Problem& problem) {
   return counted([&](Cursor& memory) {
-    Aside(problem, memory);
-    memory.part(Attend<W>::scratch(problem.q.width, problem.v.width));
+    Aside<P>(problem, memory);
+    memory.part(Attend<W, P>::scratch(problem.q.width, problem.v.width));
   });
 }
 
 // Attend from `count` queries, however many, to the rows of one list.
-template <int W>
-void attend_all(const Head& head, const KvTable& rows, const int32_t* list, int keys, const int32_t* token, int count,
-                Cursor scratch, const Blurs& blurs = {}) {
+template <int W, class P>
+void attend_all(const Head& head, const KvTable<P>& rows, const int32_t* list, int keys, const int32_t* token, int count,
+                Cursor scratch, const Blurs<P>& blurs = {}) {
   using C = Channels<W>;
   const View &q = head.problem.q, &out = head.problem.out;
-  const Aside aside(head.problem, scratch);
+  const Aside<P> aside(head.problem, scratch);
   for (int i = 0; i < count; i += kGroup, token += kGroup) {
-    const Queries queries = head.queries(token, least(kGroup, count - i), aside);
+    const Queries<P> queries = head.queries<P>(token, least(kGroup, count - i), aside);
     for (int j = 0; j < queries.count && aside.q; ++j) {
-      C::copy(aside.q + j * q.width, head.row<Bf16>(q, token[j]), q.width);
+      auto* const to = aside.q + j * rows.key_stride();
+      head.at(q, token[j], [&](const auto* query) { C::copy_padded(to, query, q.width); });
     }
-    Attend<W>::forward(rows, list, keys, queries, head.problem.scale, blurs, scratch);
+    Attend<W, P>::forward(rows, list, keys, queries, head.problem.scale, blurs, scratch);
     for (int j = 0; j < queries.count && aside.out; ++j) {
-      C::copy(head.row<Bf16>(out, token[j]), aside.out + j * out.width, out.width);
+      head.at(out, token[j], [&](auto* result) { C::copy(result, aside.out + j * out.width, out.width); });
     }
   }
 }
 
 template <int W>
-void attend_all_backward(const Head& head, const KvTable& rows, const KvTable& grads, const int32_t* list, int keys,
-                         const int32_t* token, int count, Cursor scratch, const Blurs& blurs = {}) {
+void attend_all_backward(const Head& head, const KvTable<Single>& rows, const KvTable<Single>& grads,
+                         const int32_t* list, int keys, const int32_t* token, int count, Cursor scratch,
+                         const Blurs<Single>& blurs = {}) {
   for (int i = 0; i < count; i += kGroup) {
-    const Queries queries = head.queries(token + i, least(kGroup, count - i));
-    Attend<W>::backward(rows, grads, list, keys, queries, head.problem.scale, head.problem.repeats, blurs, scratch);
+    const Queries<Single> queries = head.queries<Single>(token + i, least(kGroup, count - i));
+    Attend<W, Single>::backward(rows, grads, list, keys, queries, head.problem.scale, head.problem.repeats, blurs,
+                                scratch);
   }
 }
 

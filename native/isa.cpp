@@ -1,6 +1,6 @@
 // One instruction set's kernels. CMake compiles this file several times, each with its flags, its ATTENDLESS_ISA (a
 // name) and its ATTENDLESS_WIDTH (floats in a vector). `wide` is avx512's width compiled for AVX2: on machines without
-// AVX-512 it tests that code.
+// AVX-512 it tests that code. avx512bf16 differs from avx512 in the products of bfloat16 (words.hpp) alone.
 //
 // A new kernel needs a header like block.hpp, an entry in Kernels, and a line here.
 #include "block.hpp"
@@ -18,13 +18,23 @@ namespace {
 
 constexpr int W = ATTENDLESS_WIDTH;
 
-void foveal(const Foveal& args) { Run<FovealHead<W>>(args, false); }
-void foveal_backward(const Foveal& args) { Run<FovealHead<W>>(args, true); }
-void block(const Block& args) { Run<BlockHead<W>>(args, false); }
-void block_backward(const Block& args) { Run<BlockHead<W>>(args, true); }
-void gather(const Gather& args) { Run<GatherHead<W>>(args, false); }
-void gather_backward(const Gather& args) { Run<GatherHead<W>>(args, true); }
-void sparsifiner(const Sparsifiner& args) { Run<SparsifinerHead<W>>(args, false); }
+// Queries in bfloat16 ask for products of bfloat16; gradients are computed in floats.
+template <template <int, class> class Worker, class Args>
+void run(const Args& args) {
+  if (args.problem.q.element == Element::bf16) {
+    Run<Worker<W, Half>>(args, false);
+  } else {
+    Run<Worker<W, Single>>(args, false);
+  }
+}
+
+void foveal(const Foveal& args) { run<FovealHead>(args); }
+void foveal_backward(const Foveal& args) { Run<FovealHead<W, Single>>(args, true); }
+void block(const Block& args) { run<BlockHead>(args); }
+void block_backward(const Block& args) { Run<BlockHead<W, Single>>(args, true); }
+void gather(const Gather& args) { run<GatherHead>(args); }
+void gather_backward(const Gather& args) { Run<GatherHead<W, Single>>(args, true); }
+void sparsifiner(const Sparsifiner& args) { run<SparsifinerHead>(args); }
 void merge(const Merge& args) { MergeRun<W> run(args); }
 
 void exp2(const float* from, float* to, int64_t count) {

@@ -69,7 +69,7 @@ struct Gather {
   int32_t* wrong;  // set if an index is no token, or a count no number of keys
 };
 
-// Lists each query finds by itself: connectivity is coefficients × basis, and the largest are kept.
+// Each query has a list of keys of its own: those with the largest connectivity, which is coefficients × basis.
 struct Sparsifiner {
   // A table of numbers: the same for all images, or another for each, which begins `image` numbers after the last one.
   struct Table {
@@ -108,10 +108,10 @@ struct Merge {
   View keys;  // [batch, heads, tokens, channels]: compared are their sums over the heads
   int heads;
   const float* importance;  // [batch, tokens], or null
-  const float* sizes;       // [batch, patches]: what each stands for; null: itself
-  const int64_t* cells;     // [batch, patches]: where each stands; null: in its own place
-  const int64_t* owners;    // [batch, cells of the grid]: which patch stands for each, or -1; null: who stands there
-  float* sizes_out;         // the same of what is left
+  const float* sizes;       // [batch, patches]: how many patches each token represents; null: 1
+  const int64_t* cells;     // [batch, patches]: the place of each token on the grid; null: its index
+  const int64_t* owners;    // [batch, cells of the grid]: the token that represents each place, or -1; null: the token there
+  float* sizes_out;         // the same for the tokens that remain
   int64_t *cells_out, *owners_out;
 };
 

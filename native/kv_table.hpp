@@ -3,33 +3,58 @@
 #pragma once
 
 #include "scratch.hpp"
+#include "words.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
 
 constexpr int kChunk = 48;  // a multiple of every Tile::kBlock and of every W
 constexpr int kGroup = 16;  // queries at most in one tile of lanes
+// Words of a table that caches hold. Rows of a larger one are prefetched a chunk ahead; elsewhere that costs some per cent.
+constexpr int64_t kCached = 4 << 20;
 
-// A head's keys and values (or their gradients). Rows are padded with zeros to a multiple of 16 channels.
+// A head's keys and values (or their gradients). Rows are padded with zeros to a multiple of 16 words.
+template <class P>
 struct KvTable {
-  float *k, *v;
+  using Key = typename P::Key;
+  using Value = typename P::Value;
+  static constexpr bool kRounds = P::kRounds;
+  Key* k;
+  Value* v;
   float* bias;  // of each row: in units of log 2, or its gradient
   int width, value_width;
+  bool distant;  // larger than caches are
 
   INLINE KvTable(Cursor& memory, int64_t rows, int key_width, int value_width)
-      : k(memory.floats(rows * padded(key_width))),
-        v(memory.floats(rows * padded(value_width))),
+      : k(reinterpret_cast<Key*>(memory.floats(rows * key_words(key_width)))),
+        v(reinterpret_cast<Value*>(memory.floats(rows * value_words(value_width)))),
         bias(memory.floats(rows)),
         width(key_width),
-        value_width(value_width) {}
+        value_width(value_width),
+        distant(rows * (key_words(key_width) + value_words(value_width)) > kCached) {}
 
-  INLINE float* key(int64_t row) const { return k + row * padded(width); }
-  INLINE float* value(int64_t row) const { return v + row * padded(value_width); }
+  static INLINE int key_words(int width) { return padded(words<Key>(width)); }
+  static INLINE int value_words(int width) { return padded(words<Value>(width)); }
+  INLINE int64_t key_stride() const { return int64_t(key_words(width)) * WordOf<Key>::kNumbers; }
+  INLINE int64_t value_stride() const { return int64_t(value_words(value_width)) * WordOf<Value>::kNumbers; }
+  INLINE Key* key(int64_t row) const { return k + row * key_stride(); }
+  INLINE Value* value(int64_t row) const { return v + row * value_stride(); }
+
+  // The same table from a row on.
+  INLINE KvTable from(int64_t row) const {
+    KvTable rest = *this;
+    rest.k = key(row);
+    rest.v = value(row);
+    rest.bias = bias + row;
+    return rest;
+  }
 };
 
-// Up to kGroup queries: where their rows lie in the caller's tensors.
+// Up to kGroup queries: where their rows lie, in the caller's tensors or beside them.
+template <class P>
 struct Queries {
+  using Word = typename WordOf<typename P::Key>::Word;
   int count;
-  const float* q[kGroup];
+  const Word* q[kGroup];  // padded with zeros, unless a word is one number
   float *out[kGroup], *lse[kGroup];
   const float* out_grad[kGroup];
   float* q_grad[kGroup];
@@ -51,25 +76,30 @@ struct Queries {
 // Keys of a list that stand for many tokens each, from `begin` to `end`: what is seen of them turns with the query, as
 // their values do with their keys inside them. `slope` [key channel][value channel] is how; `grad` is its gradient, in
 // the backward pass. There is a pointer for each key channel, and the last is repeated kGroup times.
+template <class P>
 struct Blur {
   int begin, end;
-  float *const *slope, *const *grad;
+  typename P::Value* const* slope;
+  float* const* grad;
 };
+template <class P>
 struct Blurs {
   int count = 0;
-  Blur at[2];
+  Blur<P> at[2];
 };
 
 // The next kChunk keys of a list; the last is repeated so that micro-kernels may take whole blocks.
+template <class P>
 struct Chunk {
   int count;
-  float *key[kChunk], *value[kChunk];
+  typename WordOf<typename P::Key>::Word* key[kChunk];
+  typename P::Value* value[kChunk];
   float bias[kChunk];
 
-  INLINE Chunk(const KvTable& rows, const int32_t* list, int left) : count(least(kChunk, left)) {
+  INLINE Chunk(const KvTable<P>& rows, const int32_t* list, int left) : count(least(kChunk, left)) {
     for (int i = 0; i < kChunk; ++i) {
       const int32_t row = list[least(i, count - 1)];
-      key[i] = rows.key(row);
+      key[i] = reinterpret_cast<typename WordOf<typename P::Key>::Word*>(rows.key(row));
       value[i] = rows.value(row);
       bias[i] = rows.bias[row];
     }

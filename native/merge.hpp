@@ -19,6 +19,8 @@ class MergeRun {
   using S = Simd<W>;
   using F = typename S::F;
 
+  static constexpr float kLongest = 2.f;      // times its own length a mean may become
+  static constexpr float kHeaviest = 1e6f;    // weight in a mean
   static constexpr int kFewest = 128;         // sources in a piece: each piece lays out all targets for itself
   static constexpr int kFewestFloats = 1 << 16;  // of tokens in a piece, for the same price as waking a thread
 
@@ -209,7 +211,7 @@ class MergeRun {
       for (int j = 0; j < targets_; ++j) local.b[j] = j;
       compare(number, image, local, local.a + from, to - from, local.b, targets_);
     }
-    if (args_.merged == sources_) return;  // all of them merge: their order is not asked for
+    if (args_.merged == sources_) return;  // all of them merge, so their order is not needed
     for (int i = from; i < to; ++i) {
       const int patch = image.source[i];
       image.likeness[i] /= Alike<W>::length(key(number, patch), args_.keys.width);
@@ -328,24 +330,40 @@ class MergeRun {
 
   const float* token(int number, int at) const { return args_.x.data + number * args_.x.batch + at * args_.x.token; }
 
-  // The mean of a target and the sources that join it, weighted by the tokens that each represents.
+  // The weight of a patch in a mean: its importance, or the tokens that it represents.
+  INLINE float weight(int number, int patch) const {
+    if (!args_.by_importance) return size(number, patch);
+    const float importance = args_.importance[int64_t(number) * tokens_ + args_.prefix + patch];
+    return importance > kShortest ? importance < kHeaviest ? importance : kHeaviest : kShortest;
+  }
+
+  // The weighted mean of a target and the sources that join it; by importance, of their mean length.
   void mean(int number, const Image& image, int j, float* to) const {
     const int width = args_.x.width;
     const int target = image.target[j];
     const float* const own = token(number, args_.prefix + target);
-    const float weight = size(number, target);
-    const float total = args_.sizes_out[int64_t(number) * (args_.patches - args_.merged) + stays_ + j];
+    const float first = weight(number, target);
+    float total = first, length = args_.by_importance ? first * Alike<W>::length(own, width) : 0.f;
+    for (int i = image.first[j]; i >= 0; i = image.next[i]) {
+      const float more = weight(number, image.source[i]);
+      total += more;
+      if (args_.by_importance) length += more * Alike<W>::length(token(number, args_.prefix + image.source[i]), width);
+    }
     const auto joined = [&](auto sum, auto load, int c) {
       for (int i = image.first[j]; i >= 0; i = image.next[i]) {
-        sum += load(token(number, args_.prefix + image.source[i]) + c) * size(number, image.source[i]);
+        sum += load(token(number, args_.prefix + image.source[i]) + c) * weight(number, image.source[i]);
       }
       return sum / total;
     };
     const auto vector = [](const float* from) { return S::load(from); };
     const auto scalar = [](const float* from) { return *from; };
     int c = 0;
-    for (; c + W <= width; c += W) S::store(to + c, joined(vector(own + c) * weight, vector, c));
-    for (; c < width; ++c) to[c] = joined(own[c] * weight, scalar, c);
+    for (; c + W <= width; c += W) S::store(to + c, joined(vector(own + c) * first, vector, c));
+    for (; c < width; ++c) to[c] = joined(own[c] * first, scalar, c);
+    if (!args_.by_importance) return;
+    const float wanted = length / total / Alike<W>::length(to, width), scale = wanted < kLongest ? wanted : kLongest;
+    for (c = 0; c + W <= width; c += W) S::store(to + c, S::load(to + c) * scale);
+    for (; c < width; ++c) to[c] *= scale;
   }
 };
 

@@ -57,31 +57,49 @@ namespace {
 
 using operators::Tensor;
 
-// Reads the attributes of a node. One that is missing keeps its default.
+// Reads the attributes of a node. One that is missing keeps its default; one of another type is an error.
 class Attributes {
  public:
   Attributes(const Api& api, const KernelInfo* info) : api_(api), info_(info) {}
 
-  void on_attribute(const char* name, float& value) { there(api_.KernelInfoGetAttribute_float(info_, name, &value)); }
-  void on_attribute(const char* name, int64_t& value) { there(api_.KernelInfoGetAttribute_int64(info_, name, &value)); }
+  void on_attribute(const char* name, float& value) { there(name, "a FLOAT", get(name, value)); }
+  void on_attribute(const char* name, int64_t& value) { there(name, "an INT", get(name, value)); }
 
   void on_attribute(const char* name, std::vector<int64_t>& value) {
     size_t size = 0;
-    if (!there(api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size))) return;
+    if (!there(name, "INTS", api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size))) return;
     value.resize(size);
     check(api_.KernelInfoGetAttributeArray_int64(info_, name, value.data(), &size));
   }
 
   void on_attribute(const char* name, std::string& value) {
     size_t size = 0;  // with the zero at its end
-    if (!there(api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size))) return;
+    if (!there(name, "a STRING", api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size))) return;
     value.resize(size);
     check(api_.KernelInfoGetAttribute_string(info_, name, value.data(), &size));
     value.resize(size - 1);
   }
 
  private:
-  bool there(Status* status) {
+  Status* get(const char* name, float& value) { return api_.KernelInfoGetAttribute_float(info_, name, &value); }
+  Status* get(const char* name, int64_t& value) { return api_.KernelInfoGetAttribute_int64(info_, name, &value); }
+
+  // ONNX Runtime gives one error for an attribute that is missing and for one of another type: the latter can be read
+  // as what it is.
+  bool there(const char* name, const char* wanted, Status* status) {
+    if (!status) return true;
+    api_.ReleaseStatus(status);
+    float number = 0;
+    int64_t integer = 0;
+    size_t size = 0;
+    const bool exists = good(get(name, number)) || good(get(name, integer)) ||
+                        good(api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size)) ||
+                        good(api_.KernelInfoGetAttributeArray_float(info_, name, nullptr, &size)) ||
+                        good(api_.KernelInfoGetAttributeArray_int64(info_, name, nullptr, &size));
+    require(!exists, "the attribute '", name, "' must be ", wanted);
+    return false;
+  }
+  bool good(Status* status) {
     if (status) api_.ReleaseStatus(status);
     return !status;
   }
@@ -102,10 +120,11 @@ Tensor as_tensor(const Api& api, const Value* value) {
   check(api.GetDimensionsCount(info, &rank));
   std::vector<int64_t> sizes(rank);
   check(api.GetDimensions(info, sizes.data(), rank));
-  const Element element = type == kFloat   ? Element::f32
-                          : type == kInt32 ? Element::i32
-                          : type == kInt64 ? Element::i64
-                                           : Element::other;
+  const Element element = type == kFloat      ? Element::f32
+                          : type == kBfloat16 ? Element::bf16
+                          : type == kInt32    ? Element::i32
+                          : type == kInt64    ? Element::i64
+                                              : Element::other;
   Tensor found{element, {sizes.begin(), sizes.end()}, {}, nullptr};
   if (element != Element::other) check(api.GetTensorMutableData(const_cast<Value*>(value), &found.data));
   return found;
@@ -183,6 +202,7 @@ const CustomOp* described() {
     op.GetVariadicInputMinArity = [](const CustomOp*) { return 1; };
     op.GetVariadicInputHomogeneity = [](const CustomOp*) { return 0; };
     op.GetInputMemoryType = [](const CustomOp*, size_t) { return 0; };
+    // Floats are f32, also of inputs in bf16: ONNX Runtime's own operators for CPUs compute in nothing else.
     op.GetOutputType = [](const CustomOp*, size_t number) {
       return Operator::kResults[number] == Element::f32 ? kFloat : kInt64;
     };

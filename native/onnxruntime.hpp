@@ -1,8 +1,7 @@
-// What a library of operators needs of ONNX Runtime's C interface, which pip's package brings no header for.
+// The part of ONNX Runtime's C interface that a library of operators needs; the package on PyPI contains no header.
 //
-// The interface is a table of functions. It only ever grows at its end, and whoever asks for version 17 of it (ONNX Runtime
-// 1.17) gets one in which these functions stand at these places, from every later one too. So one library serves all of
-// them. tests/test_onnxruntime.py compares the places with those in the real header, where there is one (Debian 13:
+// The interface is a table of functions that only grows at its end. Version 17 of it (ONNX Runtime 1.17) has these functions
+// at these places, and so has every later version. One library therefore works with all of them. tests/test_onnxruntime.py compares the places with those in the real header, where there is one (Debian 13:
 // libonnxruntime-dev).
 #pragma once
 
@@ -22,7 +21,7 @@ struct Domain;
 struct SessionOptions;
 struct CustomOp;
 
-enum ElementType { kUndefined = 0, kFloat = 1, kInt32 = 6, kInt64 = 7 };
+enum ElementType { kUndefined = 0, kFloat = 1, kInt32 = 6, kInt64 = 7, kBfloat16 = 16 };
 enum Characteristic { kRequired = 0, kOptional = 1, kVariadic = 2 };
 enum Code { kFail = 1, kInvalidArgument = 2 };
 
@@ -55,7 +54,8 @@ struct Api {
   void (*ReleaseStatus)(Status* status);
   Unused from_94[5];
   void (*ReleaseTensorTypeAndShapeInfo)(TensorInfo* info);
-  Unused from_100[63];
+  Unused from_100[62];
+  Status* (*KernelInfoGetAttributeArray_float)(const KernelInfo* info, const char* name, float* out, size_t* size);
   Status* (*KernelInfoGetAttributeArray_int64)(const KernelInfo* info, const char* name, int64_t* out, size_t* size);
   Unused from_164[66];
   Status* (*KernelInfo_GetInputCount)(const KernelInfo* info, size_t* out);

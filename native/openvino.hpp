@@ -1,7 +1,7 @@
 // The OpenVINO operator of a node of operators.hpp: shapes as far as they are known, tensors, evaluation.
 #pragma once
 
-#include <limits>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -19,7 +19,10 @@ using operators::Inputs;
 int threads();  // available to this evaluation
 
 inline ov::element::Type type_of(Element element) {
-  return element == Element::f32 ? ov::element::f32 : element == Element::i32 ? ov::element::i32 : ov::element::i64;
+  return element == Element::f32    ? ov::element::f32
+         : element == Element::bf16 ? ov::element::bf16
+         : element == Element::i32  ? ov::element::i32
+                                    : ov::element::i64;
 }
 
 // The shapes and types of an operator's inputs, of which some sizes may not be known yet.
@@ -32,12 +35,11 @@ class Shapes {
 
   Shapes(const Inputs& inputs, const ov::Node& node) : inputs_(inputs), node_(node) {}
 
-  ov::PartialShape of(const std::string& name, int64_t rank) const {
-    const std::optional<size_t> place = inputs_.find(name);
-    require(place.has_value(), "the input '", name, "' is missing: given='", inputs_.given, "'");
-    const ov::element::Type type = node_.get_input_element_type(*place);
-    require(type.is_dynamic() || type == ov::element::f32, name, " must be f32, not ", type);
-    const ov::PartialShape& shape = node_.get_input_partial_shape(*place);
+  ov::PartialShape of(const std::string& name, int64_t rank, bool halves = false) const {
+    const ov::element::Type type = type_at(name);
+    const bool known = type.is_dynamic() || type == ov::element::f32 || (halves && type == ov::element::bf16);
+    require(known, name, " must be ", halves ? "f32 or bf16" : "f32", ", not ", type);
+    const ov::PartialShape& shape = node_.get_input_partial_shape(*inputs_.find(name));
     require(shape.rank().compatible(rank), name, " must have ", rank, " axes, not ", shape.rank());
     return shape.rank().is_static() ? shape : ov::PartialShape::dynamic(rank);
   }
@@ -45,15 +47,15 @@ class Shapes {
   // Batch, heads, tokens and channels of q, k, v or a merge's keys, however they are given.
   ov::PartialShape heads(const std::string& name) const {
     if (inputs_.find("qkv")) {
-      const ov::PartialShape s = of("qkv", 5);
+      const ov::PartialShape s = of("qkv", 5, true);
       require(s[2].compatible(3), "qkv must be [batch, tokens, 3, heads, channels], not ", s);
       return {s[0], s[3], s[1], s[4]};
     }
-    const ov::PartialShape s = of(name, 4);
+    const ov::PartialShape s = of(name, 4, true);
     return inputs_.tokens_first() ? ov::PartialShape{s[0], s[2], s[1], s[3]} : s;
   }
 
-  // The result of an attention: the queries' shape with the values' width.
+  // The result of an attention: the queries' type and shape, with the values' width.
   std::vector<Result> attended() const {
     ov::PartialShape q = heads("q"), k = heads("k"), v = heads("v");
     require(k.compatible(q), "q is ", q, " (batch, heads, tokens, channels), but k is ", k);
@@ -62,11 +64,19 @@ class Shapes {
     ov::PartialShape all = q;
     require(ov::PartialShape::merge_into(all, k) && ov::PartialShape::merge_into(all, v),
             "q is ", q, " (batch, heads, tokens, channels), but v is ", v);
-    if (inputs_.tokens_first()) return {{Element::f32, {all[0], all[2], all[1], width}}};
-    return {{Element::f32, {all[0], all[1], all[2], width}}};
+    const bool halves = type_at(inputs_.find("qkv") ? "qkv" : "q") == ov::element::bf16;
+    const Element element = halves ? Element::bf16 : Element::f32;
+    if (inputs_.tokens_first()) return {{element, {all[0], all[2], all[1], width}}};
+    return {{element, {all[0], all[1], all[2], width}}};
   }
 
  private:
+  ov::element::Type type_at(const std::string& name) const {
+    const std::optional<size_t> place = inputs_.find(name);
+    require(place.has_value(), "the input '", name, "' is missing: given='", inputs_.given, "'");
+    return node_.get_input_element_type(*place);
+  }
+
   const Inputs& inputs_;
   const ov::Node& node_;
 };
@@ -74,7 +84,7 @@ class Shapes {
 inline operators::Tensor as_tensor(const ov::Tensor& tensor) {
   const ov::element::Type type = tensor.get_element_type();
   operators::Tensor found{Element::other, tensor.get_shape(), {}, nullptr};
-  for (const Element known : {Element::f32, Element::i32, Element::i64}) {
+  for (const Element known : {Element::f32, Element::bf16, Element::i32, Element::i64}) {
     if (type == type_of(known)) found.element = known;
   }
   if (found.element == Element::other) return found;
@@ -142,9 +152,8 @@ class Operator : public ov::op::Op {
   }
 
   static void spoil(ov::Tensor& tensor) {
-    if (tensor.get_element_type() != ov::element::f32) return;
-    float* const data = tensor.data<float>();
-    std::fill(data, data + tensor.get_size(), std::numeric_limits<float>::quiet_NaN());
+    if (!tensor.get_element_type().is_real()) return;
+    std::memset(tensor.data(), 0xff, tensor.get_byte_size());  // all bits set: NaN in every type
   }
 
   template <class Body>

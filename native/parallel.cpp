@@ -25,7 +25,7 @@ void run_on_own_threads(int threads, void (*body)(void*, int), void* context) {
   try {
     for (int rank = 1; rank < threads; ++rank) others.emplace_back(body, context, rank);
   } catch (const std::system_error&) {
-    // As many as there can be: whoever runs does all there is to do.
+    // The system gives no more threads: those that run share all the work.
   }
   body(context, 0);
   for (std::thread& other : others) other.join();
@@ -47,8 +47,11 @@ void run_parallel(int threads, void (*body)(void*, int), void* context) {
   if (threads <= 1) return body(context, 0);
 #if defined(_OPENMP)
   if (!*why_own_threads()) {
-#pragma omp parallel num_threads(threads)
-    body(context, omp_get_thread_num());
+    // Always the team PyTorch uses: libgomp ends and starts threads where the size of a team changes. Who is too many
+    // returns at once.
+    const int most = omp_get_max_threads(), team = most > threads ? most : threads;
+#pragma omp parallel num_threads(team)
+    if (omp_get_thread_num() < threads) body(context, omp_get_thread_num());
     return;
   }
 #endif

@@ -80,7 +80,7 @@ struct Inputs {
 };
 
 // The tensors of one evaluation: visits the arguments of an operation and fills them in. OpenVINO narrows some of a
-// model's integers, so they are read and written in 32 or 64 bits. Floats are f32.
+// model's integers, so they are read and written in 32 or 64 bits. Floats are f32; queries, keys and values may be bf16.
 class Call {
  public:
   // The runtime's memory for the result of this number and shape.
@@ -103,26 +103,18 @@ class Call {
 
   template <Element... known>
   void tensor(const char* name, OneOf<4, known...>& array, Forms forms = {}) {
-    FloatHeads found;
-    tensor(name, found, forms);
-    array = found;
+    static_cast<AnyArray<4>&>(array) = heads<known...>(name, forms);
   }
 
   template <class T, size_t rank, Storage storage>
   void tensor(const char* name, Array<T, rank, storage>& array, Forms forms = {}) {
     if constexpr (std::is_same_v<Array<T, rank, storage>, FloatHeads>) {
-      if (forms.part >= 0 && names_.find("qkv")) {
-        array = part(forms.part);
-        return;
-      }
-    }
-    const std::optional<size_t> place = names_.find(name);
-    require(place.has_value(), "the input '", name, "' is missing: given='", names_.given, "'");
-    const Tensor& given = inputs_[*place];
-    const bool omitted = forms.omits >= 0 && given.shape.size() + 1 == rank;
-    array = array_of<T, rank, storage>(omitted ? with_axis(given, size_t(forms.omits)) : given, name);
-    if constexpr (std::is_same_v<Array<T, rank, storage>, FloatHeads>) {
-      if (forms.part >= 0 && !omitted && names_.tokens_first()) array = with_heads_first(array);
+      const AnyArray<4> found = heads<Element::f32>(name, forms);
+      array = {static_cast<float*>(found.data()), found.shape(), found.strides()};
+    } else {
+      const Tensor& given = input(name);
+      const bool omitted = forms.omits >= 0 && given.shape.size() + 1 == rank;
+      array = array_of<T, rank, storage>(omitted ? with_axis(given, size_t(forms.omits)) : given, name);
     }
   }
 
@@ -138,9 +130,9 @@ class Call {
   void result(const char* name, OneOf<4, known...>& array, const Size& shape) {
     const bool turned = names_.tokens_first();
     const auto [B, H, N, E] = shape();
-    const FloatHeads out =
-        array_of<float, 4, Storage::strided>(next(turned ? std::vector{B, N, H, E} : std::vector{B, H, N, E}), name);
-    array = turned ? with_heads_first(out) : out;
+    const Tensor there = next(turned ? std::vector{B, N, H, E} : std::vector{B, H, N, E});
+    const AnyArray<4> out = any_of<4, known...>(there, name);
+    static_cast<AnyArray<4>&>(array) = turned ? with_heads_first(out) : out;
   }
 
   template <class T, size_t rank, Storage storage, class Size>
@@ -161,13 +153,41 @@ class Call {
  private:
   Tensor next(const std::vector<size_t>& shape) { return place_(results_++, shape); }
 
+  const Tensor& input(const char* name) const {
+    const std::optional<size_t> place = names_.find(name);
+    require(place.has_value(), "the input '", name, "' is missing: given='", names_.given, "'");
+    return inputs_[*place];
+  }
+
+  // q, k, v or a merge's keys [B, H, N, channels], however they are given.
+  template <Element... known>
+  AnyArray<4> heads(const char* name, Forms forms) const {
+    if (forms.part >= 0 && names_.find("qkv")) return part<known...>(forms.part);
+    const Tensor& given = input(name);
+    const bool omitted = forms.omits >= 0 && given.shape.size() == 3;
+    const AnyArray<4> found = any_of<4, known...>(omitted ? with_axis(given, size_t(forms.omits)) : given, name);
+    return forms.part >= 0 && !omitted && names_.tokens_first() ? with_heads_first(found) : found;
+  }
+
   // q, k or v of the packed tensor.
-  FloatHeads part(int which) const {
-    const auto all = array_of<float, 5, Storage::strided>(inputs_[*names_.find("qkv")], "qkv");
+  template <Element... known>
+  AnyArray<4> part(int which) const {
+    const AnyArray<5> all = any_of<5, known...>(input("qkv"), "qkv");
     require(all.shape(2) == 3, "qkv must be [batch, tokens, 3, heads, channels]");
-    return {all.data() + which * all.stride(2),
+    const int64_t bytes = all.element == Element::bf16 ? sizeof(Bf16) : sizeof(float);
+    return {static_cast<char*>(all.data()) + which * all.stride(2) * bytes,
             {all.shape(0), all.shape(3), all.shape(1), all.shape(4)},
-            {all.stride(0), all.stride(3), all.stride(1), all.stride(4)}};
+            {all.stride(0), all.stride(3), all.stride(1), all.stride(4)},
+            all.element};
+  }
+
+  // A tensor of one of several types.
+  template <size_t rank, Element... known>
+  AnyArray<rank> any_of(const Tensor& tensor, const char* name) const {
+    if constexpr (((known == Element::bf16) || ...)) {
+      if (tensor.element == Element::bf16) return array_of<Bf16, rank, Storage::strided>(tensor, name);
+    }
+    return array_of<float, rank, Storage::strided>(tensor, name);
   }
 
   static Tensor with_axis(Tensor x, size_t axis) {
@@ -176,11 +196,11 @@ class Call {
     return x;
   }
 
-  template <class Any>
-  static Any with_heads_first(const Any& x) {
+  static AnyArray<4> with_heads_first(const AnyArray<4>& x) {
     return {x.data(),
             {x.shape(0), x.shape(2), x.shape(1), x.shape(3)},
-            {x.stride(0), x.stride(2), x.stride(1), x.stride(3)}};
+            {x.stride(0), x.stride(2), x.stride(1), x.stride(3)},
+            x.element};
   }
 
   template <class T, size_t rank, Storage storage>

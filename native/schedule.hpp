@@ -1,14 +1,16 @@
-// Every head of every image, shared out among threads without a barrier: on a busy machine each would cost as long as
-// it takes until all threads have had their turn.
+// Every head of every image, shared out among threads without a barrier for all: on a busy machine each would cost as
+// long as it takes until all threads have had their turn.
 //
-// A thread takes a head, prepares its table and works on its pieces. A thread that finds no head left takes pieces of
-// the heads others are working on. Backward, a head belongs to one thread, so that sums are always taken in one order.
+// A head's work is a few steps. The parts of a step depend on the steps before it, not on each other, and what each
+// computes is the same whoever computes it: results do not depend on the number of threads. A thread takes a head and works on
+// its steps. A thread that finds no head left takes parts of the heads others are working on. Backward, a head belongs to one
+// thread, so that sums are always taken in one order.
 //
-// A Worker is one head of an attention `Args`. It lays out its table in the memory it is made with, its Local what a
-// thread needs besides, and it has
-//     prepare()                before any piece
-//     pieces(), forward(piece, local)
-//     backward(grads, local)   all of it; `grads` are zeros, one for each row
+// A Worker is one head of an attention `Args`, its keys and values kept as `Numbers`. It lays out its table in the memory
+// it is made with, its Local what a thread needs besides, and it has
+//     kSteps, parts(step)
+//     work(step, part, local)  the last step is the forward pass, those before it prepare the table
+//     backward(grads, local)   all of it, after the table is prepared; `grads` are zeros, one for each row
 #pragma once
 
 #include "head.hpp"
@@ -21,11 +23,14 @@ template <class Worker>
 class Run {
   using Args = typename Worker::Args;
   using Local = typename Worker::Local;
-  enum State { kIdle, kPreparing, kReady };
+  using Table = KvTable<typename Worker::Numbers>;
+  static constexpr int kSteps = Worker::kSteps, kForward = kSteps - 1, kOpening = -1;
 
-  // What a thread is working on, for others to help with.
+  // What a thread is working on, for others to help with: which step of which head (kSteps: nothing that is not
+  // finished), and how many parts of each step were taken and done.
   struct alignas(64) Slot {
-    int state, head, taken;
+    int step, head;
+    int taken[kSteps], done[kSteps];
   };
 
   const Args& args_;
@@ -51,7 +56,7 @@ class Run {
     const Memory memory(floats);
     Cursor all(memory.data(), floats);
     lay_out(all);
-    for (int rank = 0; rank < threads_; ++rank) slots_[rank] = {kIdle, 0, 0};
+    for (int rank = 0; rank < threads_; ++rank) slots_[rank] = {kSteps, 0, {}, {}};
     run_parallel(threads_, [](void* run, int rank) { static_cast<Run*>(run)->work(rank); }, this);
   }
 
@@ -66,43 +71,74 @@ class Run {
     Slot& mine = slots_[rank];
     Cursor memory_of_mine(locals_ + rank * local_, local_);
     const Local local(args_, memory_of_mine);
-    for (int head;;) {
+    bool alone = true;
+    for (int head; alone;) {
       // Before a head is taken: whoever finds none left then sees that this slot's last one is not open any more.
-      set(mine.state, kPreparing);
-      if (!take(head, &taken_, heads_)) break;
+      set(mine.step, kOpening);
+      if (!take(head, &taken_, heads_)) {
+        set(mine.step, kSteps);
+        break;
+      }
       Cursor memory = table(rank, head);
       const Worker worker(args_, head / args_.problem.heads, head % args_.problem.heads, memory);
-      if (backward_) {
-        worker.backward(zeros(memory), local);
-        continue;
+      if constexpr (!Table::kRounds) {  // gradients are floats
+        if (backward_) {
+          prepare(worker, local);
+          worker.backward(zeros(memory), local);
+          continue;
+        }
       }
-      worker.prepare();
       mine.head = head;
-      mine.taken = 0;
-      set(mine.state, kReady);
-      work_on(worker, mine, local);
+      for (int step = 0; step < kSteps; ++step) mine.taken[step] = mine.done[step] = 0;
+      begin(worker, mine, 0);
+      alone = work_on(worker, mine, local) == kSteps;  // others help only once no head is left
     }
-    set(mine.state, kIdle);
     for (bool more = true; more;) {
       more = false;
-      for (int other = 0; other < threads_; ++other) {
-        const int state = __atomic_load_n(&slots_[other].state, __ATOMIC_ACQUIRE);
-        more |= state == kPreparing;
-        if (state == kReady) help(other, local);
-      }
+      for (int other = 0; other < threads_; ++other) more |= help(other, local) < kForward;
       if (more) give_way();
     }
   }
 
-  void help(int other, const Local& local) {
-    const int head = slots_[other].head;
-    Cursor memory = table(other, head);
-    const Worker worker(args_, head / args_.problem.heads, head % args_.problem.heads, memory);
-    work_on(worker, slots_[other], local);
+  static void prepare(const Worker& worker, const Local& local) {
+    for (int step = 0; step < kForward; ++step) {
+      for (int part = 0; part < worker.parts(step); ++part) work_part(worker, step, part, local);
+    }
   }
 
-  static void work_on(const Worker& worker, Slot& slot, const Local& local) {
-    for (int piece; take(piece, &slot.taken, worker.pieces());) worker.forward(piece, local);
+  // Not inline: it is the whole kernel, and called from several places.
+  static __attribute__((noinline)) void work_part(const Worker& worker, int step, int part, const Local& local) {
+    worker.work(step, part, local);
+  }
+
+  // Open a step, or the next one that has parts.
+  static void begin(const Worker& worker, Slot& slot, int step) {
+    while (step < kSteps && worker.parts(step) == 0) ++step;
+    set(slot.step, step);
+  }
+
+  // Both return the step at which they stopped: kSteps if all are finished, kOpening if the owner closed the slot since.
+  int help(int other, const Local& local) {
+    Slot& slot = slots_[other];
+    const int step = get(slot.step);
+    if (step == kOpening || step == kSteps) return step;  // slot.head is not to be read
+    Cursor memory = table(other, slot.head);
+    const Worker worker(args_, slot.head / args_.problem.heads, slot.head % args_.problem.heads, memory);
+    return work_on(worker, slot, local);
+  }
+
+  static __attribute__((noinline)) int work_on(const Worker& worker, Slot& slot, const Local& local) {
+    for (int step = get(slot.step);;) {
+      if (step == kOpening || step == kSteps) return step;
+      const int parts = worker.parts(step);
+      for (int part; take(part, &slot.taken[step], parts);) {
+        work_part(worker, step, part, local);
+        if (__atomic_add_fetch(&slot.done[step], 1, __ATOMIC_ACQ_REL) == parts) begin(worker, slot, step + 1);
+      }
+      const int next = get(slot.step);
+      if (next == step) return step;
+      step = next;
+    }
   }
 
   // No more heads than tables: each has its own. Otherwise each thread has.
@@ -110,13 +146,13 @@ class Run {
     return Cursor(tables_ + (heads_ <= threads_ ? head : rank) * table_, table_);
   }
 
-  KvTable gradients(Cursor& memory) const {
-    return KvTable(memory, Worker::table_rows(args_), args_.problem.q.width, args_.problem.v.width);
+  Table gradients(Cursor& memory) const {
+    return Table(memory, Worker::table_rows(args_), args_.problem.q.width, args_.problem.v.width);
   }
 
-  KvTable zeros(Cursor& memory) const {
+  Table zeros(Cursor& memory) const {
     const int64_t count = Worker::table_rows(args_);
-    const KvTable rows = gradients(memory);
+    const Table rows = gradients(memory);
     std::memset(rows.k, 0, sizeof(float) * count * padded(rows.width));
     std::memset(rows.v, 0, sizeof(float) * count * padded(rows.value_width));
     std::memset(rows.bias, 0, sizeof(float) * count);
@@ -128,7 +164,8 @@ class Run {
     return piece < count;
   }
 
-  static void set(int& state, State value) { __atomic_store_n(&state, value, __ATOMIC_RELEASE); }
+  static int get(const int& step) { return __atomic_load_n(&step, __ATOMIC_ACQUIRE); }
+  static void set(int& step, int value) { __atomic_store_n(&step, value, __ATOMIC_RELEASE); }
 };
 
 }  // namespace attendless::ATTENDLESS_ISA

@@ -1,7 +1,7 @@
-// Where scratch memory lies. A cursor hands out pieces one after the other, in whole cache lines. One that stands on no
-// memory only counts, so that the code which lays memory out is also what says how much of it there must be.
+// Scratch memory. A cursor hands out pieces one after the other, in whole cache lines. A cursor without memory only counts,
+// so the code that divides the memory also computes how much is needed.
 //
-// With the address sanitizer a gap nobody may touch follows every piece: one that runs over into the next is found.
+// With the address sanitizer a poisoned gap follows every piece, so that an overrun into the next piece is found.
 #pragma once
 
 #include "simd.hpp"

@@ -21,6 +21,7 @@
 #endif
 
 #define INLINE inline __attribute__((always_inline))
+#define INLINE_LAMBDA __attribute__((always_inline))
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -78,9 +79,17 @@ struct Simd {
   }
   // To the nearest, of two as near to the even one; NaN stays NaN, also if all that made it one is cut off.
   static INLINE void store(Bf16* to, F x) {
-    const U bits = (U)x, nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
-    const H half = convert<H>(x == x ? nearest : bits >> 16 | 0x40u);
+    const H half = convert<H>(halved(x));
     std::memcpy(to, &half, sizeof half);
+  }
+  static INLINE F nearest_half(F x) { return (F)(halved(x) << 16); }
+  // Two numbers that bfloat16 holds in a word.
+  static INLINE U paired(F first, F second) { return (U)first >> 16 | ((U)second & 0xffff0000u); }
+  // The nearest whole number, which ±inf is too.
+  static INLINE F whole(F x) {
+    const F shift = splat(12582912.f);  // as in exp2
+    const F rounded = (x + shift) - shift;
+    return x == x - 1.f ? x : rounded;
   }
   static INLINE I load(const int32_t* from) {
     I x;
@@ -88,9 +97,16 @@ struct Simd {
     return x;
   }
   static INLINE void store(int32_t* to, I x) { std::memcpy(to, &x, sizeof x); }
+  static INLINE U load(const uint32_t* from) {
+    U x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+  }
+  static INLINE void store(uint32_t* to, U x) { std::memcpy(to, &x, sizeof x); }
   // Subtracting zero, unlike adding it, leaves every value as it is, so this is a broadcast and nothing else.
   static INLINE F splat(float x) { return x - F{}; }
   static INLINE I splat(int32_t x) { return x - I{}; }
+  static INLINE U splat(uint32_t x) { return x - U{}; }
 
   // A NaN in `b` is passed over: it reaches the result through the exponentials instead.
   static INLINE F max(F a, F b) { return b > a ? b : a; }
@@ -233,6 +249,10 @@ struct Simd {
   template <class To, class From>  // of the types: GCC 12 refuses vectors of a length it does not know yet
   static INLINE To convert(From x) {
     return __builtin_convertvector(x, To);
+  }
+  static INLINE U halved(F x) {
+    const U bits = (U)x, nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+    return x == x ? nearest : bits >> 16 | 0x40u;
   }
   template <int S>
   static INLINE F sums_from(F (&x)[W]) {

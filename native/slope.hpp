@@ -9,7 +9,7 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-template <int W>
+template <int W, class P>
 struct Slopes {
   using S = Simd<W>;
   using C = Channels<W>;
@@ -17,21 +17,22 @@ struct Slopes {
   static_assert(T::kLanes == 16, "rows are padded to as much");
 
   const int width, value_width;  // of a head's keys; of its values, padded
-  float *sums, *dk, *dv;         // [key channel][value channel], [row][channel], [row][channel]
+  float* sums;                   // [key channel][value channel]
   float *slope[2], *grad[2];     // as sums, of each level
-  float **rows[2], **grad_rows[2];
+  Bf16* rounded[2];
+  typename P::Value** rows[2];   // of each level's slope; rounded, if values are
+  float** grad_rows[2];
   float *turned, *transposed;
 
   Slopes(Cursor& memory, int levels, int width, int values, bool backward)
       : width(width),
         value_width(padded(values)),
-        sums(memory.floats(levels ? size() : 0)),
-        dk(memory.floats(levels ? int64_t(kChunk) * padded(width) : 0)),
-        dv(memory.floats(levels ? int64_t(kChunk) * value_width : 0)) {
+        sums(memory.floats(levels ? size() : 0)) {
     const bool gradients = backward && levels;
     for (int level = 0; level < 2; ++level) {
       slope[level] = memory.floats(level < levels ? size() : 0);
-      rows[level] = memory.pointers<float*>(level < levels ? width + kGroup : 0);
+      rows[level] = memory.pointers<typename P::Value*>(level < levels ? width + kGroup : 0);
+      rounded[level] = reinterpret_cast<Bf16*>(memory.floats(level < levels && P::kRounds ? size() / 2 : 0));
       grad[level] = memory.floats(level < levels && gradients ? size() : 0);
       grad_rows[level] = memory.pointers<float*>(level < levels && gradients ? width + kGroup : 0);
     }
@@ -41,50 +42,82 @@ struct Slopes {
 
   INLINE int64_t size() const { return int64_t(padded(width)) * value_width; }
 
-  // Rows of a table that differ from their means, gathered until there is a chunk of them.
+  // Key channels come in blocks of 16.
+  INLINE int blocks() const { return padded(width) / 16; }
+
+  // Rows of a table that differ from their means, gathered until there is a chunk of them: some blocks of key channels
+  // and all value channels.
   class Differences {
     const Slopes& slopes_;
-    const KvTable& table_;
+    const KvTable<Single>& means_;
 
    public:
+    float *const dk, *const dv;  // [row][channel]
+    const int first, channels;   // of the keys
     int count = 0;
     int32_t row[kChunk];
     float weight[kChunk];
 
-    INLINE Differences(const Slopes& slopes, const KvTable& table) : slopes_(slopes), table_(table) {}
+    INLINE Differences(const Slopes& slopes, const KvTable<Single>& means, float* dk, float* dv, const Slice& blocks)
+        : slopes_(slopes),
+          means_(means),
+          dk(dk),
+          dv(dv),
+          first(blocks.begin * 16),
+          channels((blocks.end - blocks.begin) * 16) {}
 
-    // Whether that makes a whole chunk.
-    INLINE bool add(int at, int mean, float w) {
-      difference(table_.key(at), table_.key(mean), w, padded(slopes_.width), slopes_.dk);
-      difference(table_.value(at), table_.value(mean), 1.f, slopes_.value_width, slopes_.dv);
-      row[count] = at;
+    // Row `at` of the table `rows`, whose number among all is `number`. Whether that makes a whole chunk.
+    template <class Table>
+    INLINE bool add(const Table& rows, int at, int number, int mean, float w) {
+      difference(rows.key(at) + first, means_.key(mean) + first, w, channels, dk);
+      difference(rows.value(at), means_.value(mean), 1.f, slopes_.value_width, dv);
+      row[count] = number;
       weight[count] = w;
       return ++count == kChunk;
     }
 
    private:
-    INLINE void difference(const float* x, const float* mean, float factor, int length, float* to) const {
+    template <class Number>
+    INLINE void difference(const Number* x, const float* mean, float factor, int length, float* to) const {
       to += int64_t(count) * length;
       for (int c = 0; c < length; c += W) S::store(to + c, (S::load(x + c) - S::load(mean + c)) * factor);
     }
   };
 
-  void start() const { std::memset(sums, 0, sizeof(float) * size_t(size())); }
+  // Each of these for the key channels that `found` has.
+  void start(const Differences& found) const {
+    std::memset(sums + at(found), 0, sizeof(float) * size_t(length(found)));
+  }
 
   // sums += Σ_r dk[r] dv[r]ᵀ
   void add(Differences& found) const {
     const float* row[kChunk];
-    for (int r = 0; r < found.count; ++r) row[r] = dv + int64_t(r) * value_width;
-    for (int d = 0; d < padded(width); d += 4) {
-      Weigh<W>::template add<4>(row, dk + d, padded(width), found.count, sums + int64_t(d) * value_width, value_width);
+    for (int r = 0; r < found.count; ++r) row[r] = found.dv + int64_t(r) * value_width;
+    for (int d = 0; d < found.channels; d += 4) {
+      Weigh<W>::template add<4>(row, found.dk + d, found.channels, found.count,
+                                sums + at(found) + int64_t(d) * value_width, value_width);
     }
     found.count = 0;
   }
 
-  void write(int level, float share) const {
-    for (int d = 0; d < width + kGroup; ++d) rows[level][d] = slope[level] + int64_t(least(d, width - 1)) * value_width;
-    for (int64_t i = 0; i < size(); i += W) S::store(slope[level] + i, S::load(sums + i) * share);
+  void write(int level, const Differences& found, float share) const {
+    for (int64_t i = at(found); i < at(found) + length(found); i += W) {
+      S::store(slope[level] + i, S::load(sums + i) * share);
+      if constexpr (P::kRounds) S::store(rounded[level] + i, S::load(slope[level] + i));
+    }
+    const bool last = found.first + found.channels >= width;
+    for (int d = found.first; d < (last ? width + kGroup : found.first + found.channels); ++d) {
+      const int64_t row = int64_t(least(d, width - 1)) * value_width;
+      if constexpr (P::kRounds) {
+        rows[level][d] = rounded[level] + row;
+      } else {
+        rows[level][d] = slope[level] + row;
+      }
+    }
   }
+
+  INLINE int64_t at(const Differences& found) const { return int64_t(found.first) * value_width; }
+  INLINE int64_t length(const Differences& found) const { return int64_t(found.channels) * value_width; }
 
   void start_gradient(int level) const {
     std::memset(grad[level], 0, sizeof(float) * size_t(size()));
@@ -112,8 +145,10 @@ struct Slopes {
 
   // The gradient of a level goes back to the rows found: to keys G dv, to values Gᵀ dk, to log-weights dk G dv - mean,
   // each by the row's `share` of all weights.
-  void add_gradient(int level, Differences& found, float share, float mean, const KvTable& grads) const {
+  void add_gradient(int level, Differences& found, float share, float mean,
+                    const KvTable<Single>& grads) const {
     const int wide = padded(width);
+    float *const dk = found.dk, *const dv = found.dv;
     float *keys[kChunk], *values[kChunk];
     for (int r = 0; r < found.count; ++r) {
       keys[r] = turned + int64_t(r) * wide;

@@ -1,8 +1,8 @@
 // Sparsifiner's attention of one head: each query scores the keys by a sparse combination of basis rows, keeps the
 // best and attends to them.
 //
-// Connectivity is a sum of rows of the basis. Most of their numbers are 0, but adding whole vectors is quicker than
-// adding one by one those that are not.
+// Connectivity is a sum of rows of the basis. Most of their numbers are 0, but adding whole vectors is faster than
+// adding only the numbers that are not 0.
 //
 // Some queries at a time first choose, which leaves the basis in the cache, then attend, to one range of keys after the
 // other, which leaves that range there. Their lists live in a thread's scratch for as long.
@@ -13,17 +13,18 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-template <int W>
+template <int W, class P>
 struct SparsifinerHead {
   using Args = Sparsifiner;
+  using Numbers = P;
   using C = Channels<W>;
-  using L = OwnList<W>;
+  using L = OwnList<W, P>;
 
   const Sparsifiner& args;
   const Head head;
-  const int tokens, ranks, prefix, length;
+  const int tokens, ranks, prefix, length, shares;
   const float* share;  // of this image
-  KvTable rows;        // the tokens, then the pooled values of the tail
+  KvTable<P> rows;        // the tokens, then the pooled values of the tail
   float *basis, *total;
 
   static int64_t table_rows(const Sparsifiner& s) { return s.problem.tokens + s.coefficients.width; }
@@ -34,7 +35,8 @@ struct SparsifinerHead {
   // What a query sees, and what becomes of it: scores, then weights; the weighted sum of values.
   struct Query {
     int32_t* list;
-    float *q, *p, *out;
+    typename P::Key* q;
+    float *p, *out;
   };
 
   struct Local {
@@ -54,11 +56,12 @@ struct SparsifinerHead {
           found_key(memory.ints(padded(s.problem.tokens))),
           mass(memory.floats(s.coefficients.width)),
           all(memory.ints(s.problem.tokens)),
-          attend(memory.part(attend_scratch<W>(s.problem))) {
+          attend(memory.part(attend_scratch<W, P>(s.problem))) {
       const int64_t longest = padded(s.budget + s.coefficients.width + 16);  // with the tail, and for whole vectors
       for (Query& here : query) {
-        here = {memory.ints(longest), memory.floats(padded(s.problem.q.width)), memory.floats(longest),
-                memory.floats(padded(s.problem.v.width))};
+        here = {memory.ints(longest),
+                reinterpret_cast<typename P::Key*>(memory.floats(KvTable<P>::key_words(s.problem.q.width))),
+                memory.floats(longest), memory.floats(padded(s.problem.v.width))};
       }
     }
   };
@@ -70,17 +73,39 @@ struct SparsifinerHead {
         ranks(s.coefficients.width),
         prefix(least(s.prefix, s.problem.tokens)),
         length(padded(tokens)),
+        shares(parts_of_head(s.problem)),
         share(s.share.data ? s.share.of(image) : nullptr),
         rows(memory, table_rows(s), s.problem.q.width, s.problem.v.width),
         basis(memory.floats(int64_t(length) * ranks)),
         total(memory.floats(ranks)) {}
 
-  void prepare() const {
+  static constexpr int kSteps = 2;
+  int parts(int step) const {
+    return step == 0 ? shares : prefix_parts() + (tokens - prefix + at_once() - 1) / at_once();
+  }
+
+  void work(int step, int part, const Local& local) const {
+    if (step == 0) return prepare(part);
+    if (part < prefix_parts()) return attend_prefix(part * kPrefix, local);
+    const int first = prefix + (part - prefix_parts()) * at_once(), count = least(at_once(), tokens - first);
+    if (attends()) return attend(first, count, local);
+    for (int query = first; query < first + count; ++query) write(query, choose(query, local, local.query[0].list));
+  }
+
+  bool attends() const { return !args.indices; }
+  int prefix_parts() const { return (prefix + kPrefix - 1) / kPrefix; }
+  int at_once() const { return attends() && tokens > 2 * range() ? kQueries : kQueries / 4; }
+
+  void backward(const KvTable<P>&, const Local&) const {}  // for inference
+
+ private:
+  void prepare(int part) const {
     const float* const given = args.basis.of(head.image);
-    for (int64_t r = 0; r < ranks; ++r) C::copy_padded(basis + r * length, given + r * tokens, tokens);
+    const Slice some(ranks, part, shares);
+    for (int64_t r = some.begin; r < some.end; ++r) C::copy_padded(basis + r * length, given + r * tokens, tokens);
     if (!attends()) return;
-    for (int i = 0; i < tokens; ++i) pack_token<W>(head, rows, i, i);
-    for (int r = 0; r < ranks && share; ++r) {
+    pack_tokens<W, P>(head, rows, part, shares);
+    for (int r = some.begin; r < some.end && share; ++r) {
       C::copy_padded(rows.value(tokens + r), head.row(args.tail_values, r), rows.value_width);
       double sum = 0.;
       for (int i = 0; i < tokens; ++i) sum += share[int64_t(i) * ranks + r];
@@ -88,21 +113,6 @@ struct SparsifinerHead {
     }
   }
 
-  bool attends() const { return !args.indices; }
-  int prefix_pieces() const { return (prefix + kPrefix - 1) / kPrefix; }
-  int at_once() const { return attends() && tokens > 2 * range() ? kQueries : kQueries / 4; }
-  int pieces() const { return prefix_pieces() + (tokens - prefix + at_once() - 1) / at_once(); }
-
-  void forward(int piece, const Local& local) const {
-    if (piece < prefix_pieces()) return attend_prefix(piece * kPrefix, local);
-    const int first = prefix + (piece - prefix_pieces()) * at_once(), count = least(at_once(), tokens - first);
-    if (attends()) return attend(first, count, local);
-    for (int query = first; query < first + count; ++query) write(query, choose(query, local, local.query[0].list));
-  }
-
-  void backward(const KvTable&, const Local&) const {}  // for inference
-
- private:
   // Choosing --------------------------------------------------------------------------------------------------------
 
   // The keys of the largest connectivities, at most `budget`.
@@ -154,7 +164,7 @@ struct SparsifinerHead {
       L::clear(query.out, rows.value_width);
     }
     by_ranges(queries, count, [&](const Query& query, const List& part, float* p) {
-      L::scores(rows, head.problem.bias, part, query.q, p);
+      L::scores(head, rows, part, query.q, p);
     });
     for (int i = 0; i < count; ++i) {
       Visitor& query = queries[i];
@@ -162,7 +172,7 @@ struct SparsifinerHead {
       query.weighed = L::weigh(query.p, query.seen.count);
     }
     by_ranges(queries, count, [&](const Query& query, const List& part, const float* p) {
-      L::combine(part, p, rows.v, padded(rows.value_width), query.out);
+      L::combine(part, p, rows.v, rows.value_stride(), padded(rows.value_width), query.out);
     });
     for (int i = 0; i < count; ++i) L::finish(head, first + i, queries[i].out, queries[i].weighed);
   }
@@ -210,7 +220,7 @@ struct SparsifinerHead {
       return;
     }
     for (int i = 0; i < tokens; ++i) local.all[i] = i;
-    attend_all<W>(head, rows, local.all, tokens, local.all + first, count, local.attend);
+    attend_all<W, P>(head, rows, local.all, tokens, local.all + first, count, local.attend);
   }
 };
 

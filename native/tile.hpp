@@ -3,7 +3,7 @@
 // broadcast one by one against the lanes. Nothing is packed, and a softmax over keys needs no sum across lanes.
 #pragma once
 
-#include "simd.hpp"
+#include "words.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
 
@@ -32,36 +32,46 @@ struct Tile {
     }
   };
 
-  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows. A function of its own: kBlock pointers and as
-  // many sums want every register there is.
-  static __attribute__((noinline)) void dot(const float* const* row, const float* start, const float* xT, int width,
-                                            float* out, int64_t out_stride) {
-    const float* r[kBlock];
+  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows of `width` words. A function of its own: kBlock
+  // pointers and as many sums need every register. Of words that hold several numbers, the products are
+  // multiplied by `factor` before `start` is added; floats come multiplied.
+  template <class Number = float>
+  static __attribute__((noinline)) void dot(const typename WordOf<Number>::Word* const* row, const float* start,
+                                            const typename WordOf<Number>::Word* xT, int width, float* out, int64_t out_stride,
+                                            float factor = 1.f) {
+    using N = Words<W, Number>;
+    using Word = typename N::Word;
+    constexpr bool kStarts = N::kNumbers == 1;
+    const Word* r[kBlock];
     UNROLL for (int i = 0; i < kBlock; ++i) r[i] = row[i];
     Lanes sum[kBlock];
-    UNROLL for (int i = 0; i < kBlock; ++i) sum[i] = Lanes::splat(start ? start[i] : 0.f);
-    const float* const end = xT + int64_t(width) * kLanes;
-    for (; xT + 4 * kLanes <= end; xT += 4 * kLanes) {
-      UNROLL for (int c = 0; c < 4; ++c) {
-        const Lanes x = Lanes::load(xT + c * kLanes);
-        UNROLL for (int i = 0; i < kBlock; ++i) {
-          const F value = S::splat(r[i][c]);
-          UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] += value * x.at[j];
-        }
+    UNROLL for (int i = 0; i < kBlock; ++i) sum[i] = Lanes::splat(kStarts && start ? start[i] : 0.f);
+    const Word* const end = xT + int64_t(width) * kLanes;
+    const auto add = [&](const Word* x, int c) INLINE_LAMBDA {
+      typename N::Vec lanes[V];
+      UNROLL for (int j = 0; j < V; ++j) lanes[j] = N::load(x + j * W);
+      UNROLL for (int i = 0; i < kBlock; ++i) {
+        const typename N::Vec value = N::splat(r[i][c]);
+        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] = N::add(sum[i].at[j], value, lanes[j]);
       }
+    };
+    for (; xT + 4 * kLanes <= end; xT += 4 * kLanes) {
+      UNROLL for (int c = 0; c < 4; ++c) add(xT + c * kLanes, c);
       UNROLL for (int i = 0; i < kBlock; ++i) {
         r[i] += 4;
         asm("" : "+r"(r[i]));  // or compilers count from elsewhere, and run out of registers
       }
     }
     for (; xT < end; xT += kLanes) {
-      const Lanes x = Lanes::load(xT);
-      UNROLL for (int i = 0; i < kBlock; ++i) {
-        const F value = S::splat(*r[i]++);
-        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] += value * x.at[j];
-      }
+      add(xT, 0);
+      UNROLL for (int i = 0; i < kBlock; ++i) ++r[i];
     }
-    UNROLL for (int i = 0; i < kBlock; ++i) sum[i].store(out + i * out_stride);
+    UNROLL for (int i = 0; i < kBlock; ++i) {
+      UNROLL for (int j = 0; j < V && !kStarts; ++j) {
+        sum[i].at[j] = sum[i].at[j] * factor + (start ? start[i] : 0.f);
+      }
+      sum[i].store(out + i * out_stride);
+    }
   }
 
   // accT[c][lane] += Σ_r row[r][c] · p[r][lane] over `count` rows, for every channel c < width.
@@ -78,6 +88,18 @@ struct Tile {
     int r = 0;
     for (; !repeats && r + 6 <= count; r += 6) scatter_rows<6>(row + r, p + r * kLanes, x, lanes, width);
     for (; r < count; ++r) scatter_rows<1>(row + r, p + r * kLanes, x, lanes, width);
+  }
+
+  // xT[c][lane] = row[lane][c], in words; lanes from `count` on are 0.
+  static INLINE void gather(const uint32_t* const* row, int count, int width, uint32_t* xT) {
+    for (int c = 0; c < width; c += W) {  // rows are padded
+      for (int l = 0; l < kLanes; l += W) {
+        F x[W];
+        UNROLL for (int i = 0; i < W; ++i) x[i] = l + i < count ? (F)S::load(row[l + i] + c) : F{};
+        S::transpose(x);
+        UNROLL for (int i = 0; i < W; ++i) S::store(xT + int64_t(c + i) * kLanes + l, (typename S::U)x[i]);
+      }
+    }
   }
 
   // xT[c][lane] = factor · row[lane][c]; lanes from `count` on are 0.

@@ -2,22 +2,24 @@
 // serves every query, and a weight a whole row.
 #pragma once
 
-#include "simd.hpp"
+#include "words.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
 
-template <int W>
+template <int W, class Number = float>
 struct Weigh {
   using S = Simd<W>;
   using F = typename S::F;
+  using N = Words<W, Number>;
+  using Word = typename N::Word;
   // Vectors of channels at once, for Q queries: as many sums as registers hold beside a row and a weight.
   template <int Q>
   static constexpr int kVectors = (W == 16 ? 16 : 12) / Q < 4 ? (W == 16 ? 16 : 12) / Q : 4;
 
   // out[query][c] += Σ_r row[r][c] · p[r · stride + query] over `count` rows, for Q queries and every channel
-  // c < width, a multiple of 16.
+  // c < width, a multiple of 16. Words of p hold the weights of as many rows, those of the last perhaps a 0.
   template <int Q>
-  static __attribute__((noinline)) void add(const float* const* row, const float* p, int stride, int count, float* out,
+  static __attribute__((noinline)) void add(const Number* const* row, const Word* p, int stride, int count, float* out,
                                             int width) {
     int c = 0;
     for (; c + kVectors<Q> * W <= width; c += kVectors<Q> * W) some<Q, kVectors<Q>>(row, p, stride, count, out, c, width);
@@ -26,20 +28,26 @@ struct Weigh {
 
  private:
   template <int Q, int K>
-  static INLINE void some(const float* const* row, const float* p, int stride, int count, float* out, int c,
-                          int width) {
+  static INLINE void some(const Number* const* row, const Word* p, int stride, int count, float* out, int c, int width) {
     F sum[Q][K];
     UNROLL for (int i = 0; i < Q; ++i) {
       UNROLL for (int j = 0; j < K; ++j) sum[i][j] = S::load(out + i * width + c + j * W);
     }
-    for (int r = 0; r < count; ++r) {
-      const float *from = row[r] + c, *weight = p + int64_t(r) * stride;
-      F value[K];
-      UNROLL for (int j = 0; j < K; ++j) value[j] = S::load(from + j * W);
+    typename N::Vec value[K];
+    const auto add = [&](const Word* weight) INLINE_LAMBDA {
       UNROLL for (int i = 0; i < Q; ++i) {
-        const F w = S::splat(weight[i]);
-        UNROLL for (int j = 0; j < K; ++j) sum[i][j] += w * value[j];
+        const typename N::Vec w = N::splat(weight[i]);
+        UNROLL for (int j = 0; j < K; ++j) sum[i][j] = N::add(sum[i][j], w, value[j]);
       }
+    };
+    int r = 0;
+    for (; r + N::kNumbers <= count; r += N::kNumbers, p += stride) {
+      UNROLL for (int j = 0; j < K; ++j) value[j] = N::across(row + r, c + j * W);
+      add(p);
+    }
+    if (r < count) {
+      UNROLL for (int j = 0; j < K; ++j) value[j] = N::last(row[r], c + j * W);
+      add(p);
     }
     UNROLL for (int i = 0; i < Q; ++i) {
       UNROLL for (int j = 0; j < K; ++j) S::store(out + i * width + c + j * W, sum[i][j]);

@@ -98,10 +98,14 @@ def by_hand(p: Problem, image: int) -> tuple[list[list[float]], list[float], lis
     members = [[j for j in range(plan.patches) if j == i or joins.get(j) == i] for i in kept]
     rows, totals = x[: plan.prefix], []
     for group in members:
-        total = sum(sizes[j] for j in group)
-        columns = zip(*(x[plan.prefix + j] for j in group), strict=True)
-        rows.append([dot(column, [sizes[j] for j in group]) / total for column in columns])
-        totals.append(total)
+        vectors, weights = [x[plan.prefix + j] for j in group], [sizes[j] for j in group]
+        totals.append(sum(weights))
+        if plan.sources:
+            weights = [past["importance"][plan.prefix + j] for j in group]
+        mean = [dot(column, weights) / sum(weights) for column in zip(*vectors, strict=True)]
+        length = dot([math.hypot(*vector) for vector in vectors], weights) / sum(weights)
+        longer = min(2.0, length / math.hypot(*mean)) if plan.sources else 1.0
+        rows.append([longer * value for value in mean])
     now = {j: k for k, group in enumerate(members) for j in group}
     return rows, totals, [cells[i] for i in kept], [now.get(owner, -1) for owner in owners]
 

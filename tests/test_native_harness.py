@@ -48,7 +48,7 @@ def works(program: Path) -> bool:
 
 
 def test_another_compiler() -> None:
-    harness = build("clang", "clang++", "ATTENDLESS_ISAS=portable;avx2;avx512")
+    harness = build("clang", "clang++", "ATTENDLESS_ISAS=portable;avx2;avx512;avx512bf16")
     assert " ok " in run(harness, "20")
 
 

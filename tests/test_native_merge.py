@@ -75,7 +75,8 @@ def check_decision(p: Problem, index: Tensor) -> None:
 
 def check_rest(p: Problem, found: Merged, index: Tensor) -> None:
     plan, cells = p.plan, p.more["cells"]
-    x, sizes = merging.join(p.x[:, plan.prefix :], index, plan.left, p.more["sizes"])
+    importance = p.more["importance"][:, plan.prefix :] if plan.sources else None
+    x, sizes = merging.join(p.x[:, plan.prefix :], index, plan.left, p.more["sizes"], importance)
     assert torch.equal(found.x[:, : plan.prefix], p.x[:, : plan.prefix])
     close(found.x[:, plan.prefix :], x)
     close(found.sizes, sizes)

@@ -120,6 +120,24 @@ def test_two_threads_at_once() -> None:
     assert all(torch.equal(x, alone[i % 8]) for i, x in enumerate(together))
 
 
+@needs_kernels
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads as Linux lists them")
+def test_no_thread_is_started_or_ended_between_calls() -> None:
+    """Also where one call has work for fewer threads than the next: a runtime would change its team's size."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        native.functions.foveal(*problem(0))
+        seen = {task.name for task in Path("/proc/self/task").iterdir()}
+        for call in range(1000):
+            native.kernels().threads_running(1 + call % 3)
+            if call % 50 == 0:
+                native.functions.foveal(*problem(0))
+                assert {task.name for task in Path("/proc/self/task").iterdir()} == seen
+    finally:
+        torch.set_num_threads(before)
+
+
 CHILD = """
 import os, sys, torch
 sys.path.insert(0, "tests")

@@ -55,6 +55,7 @@ def build() -> Path:
             "CMAKE_MAKE_PROGRAM": tool("ninja"),
             "CMAKE_CXX_COMPILER": "g++",
             "ATTENDLESS_SANITIZE": "address,undefined",
+            "ATTENDLESS_ISAS": "portable;avx2;avx512;avx512bf16;wide",
         }
         defines = [f"-D{key}={value}" for key, value in {**options, "Python_EXECUTABLE": sys.executable}.items()]
         run(tool("cmake"), "-S", ROOT / "native", "-B", BUILD, "-G", "Ninja", *defines)

@@ -16,6 +16,7 @@ import test_native_block
 import test_native_merge
 import test_native_sparsifiner
 from attendless.export import extension, onnx
+from attendless.export.openvino_core import core_with_kernels
 from attendless.sparse import blocks, foveal, gather, native
 from attendless.sparse.merging import Merged
 from native_cases import close
@@ -30,11 +31,10 @@ ways = st.tuples(st.sampled_from(["BHND", "BNHD", "qkv"]), st.booleans())
 
 class OpenVino:
     def __init__(self) -> None:
-        self.openvino = pytest.importorskip("openvino")
+        pytest.importorskip("openvino")
         if reason := extension.available():
             pytest.skip(reason)
-        self.core = self.openvino.Core()
-        extension.add_to(self.core)
+        self.core = core_with_kernels()
 
     def compiled(self, model: Any, threads: int = 1) -> Any:
         hints = {"INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}

@@ -1,8 +1,8 @@
 """The module of compiled kernels: whether it is available, and which instruction set it uses.
 
 Importing this module does not require the kernels: `available` and `reason` give their state. The environment variable
-`ATTENDLESS_NATIVE` names the instruction set to use (see `instruction_sets()`), or `off` to disable the kernels. The
-instruction set `wide` runs the AVX-512 code on AVX2 machines, for tests.
+`ATTENDLESS_NATIVE` names the instruction set to use (see `instruction_sets()`), or `off` to disable the kernels. Builds
+for tests also have the instruction set `wide`, which runs the AVX-512 code on AVX2 machines.
 """
 
 from __future__ import annotations

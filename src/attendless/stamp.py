@@ -1,11 +1,13 @@
-"""The stamp of every measurement: machine, versions and date. It names no host and no person."""
+"""The stamp of every measurement: machine, versions, commit and date. It names no host and no person."""
 
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.metadata
 import os
 import platform
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,19 +22,20 @@ _INSTRUCTIONS = ("avx", "avx2", "fma", "f16c", "avx512f", "avx512_bf16", "avx_vn
 
 
 def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The machine, versions and date, for measurements on `device`."""
+    """The machine, versions, commit and date, for measurements on `device`."""
     device = torch.device(device)
     cpu, flags = _cpu()
     found: dict[str, Any] = {
         "cpu": cpu,
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "torch_capability": torch.backends.cpu.get_cpu_capability(),
-        "cores": cores(),
+        "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: _version(name) for name in ("torch", "timm", "attendless")},
+        "commit": commit(),
         "native_kernels": compiled.instruction_set(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
     }
@@ -44,12 +47,28 @@ def stamp(device: torch.device | str = "cpu") -> dict[str, Any]:
 def stamp_line(found: Mapping[str, Any]) -> str:
     """The stamp as one line, for the foot of a table."""
     kernels = f"native kernels ({found['native_kernels']})" if found["native_kernels"] else "no native kernels"
-    threads = f"{found['threads']} thread{'s' if found['threads'] != 1 else ''} of {found['cores']} cores"
+    threads = f"{found['threads']} thread{'s' if found['threads'] != 1 else ''}"
+    commit = f" ({found['commit']})" if found.get("commit") else ""
     device = "" if found["device"] == "cpu" else f"{found['device']} · "
     return (
         f"{device}{found['cpu']} · {found['torch_capability']} · {threads} · torch {found['torch']} · "
-        f"timm {found['timm']} · attendless {found['attendless']} · {kernels} · {found['date']}"
+        f"timm {found['timm']} · attendless {found['attendless']}{commit} · {kernels} · {found['date']}"
     )
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit of the checkout that runs, with a "+" where its code was changed since; None for an installed copy."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        git = ["git", "-C", str(root)]
+        found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "src", "native"], check=False).returncode
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip() + "+" * bool(changed)
 
 
 def processor() -> str:

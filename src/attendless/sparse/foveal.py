@@ -32,6 +32,7 @@ in tests, not for speed. Index tables are NumPy arrays, which `torch.export` sto
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -305,6 +306,7 @@ def select(
     patches of a reduced set.
     """
     P = layout.prefix
+    q, k = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (q, k))  # so that near-equal scores differ
     cell, tile = block_of(layout, layout.cell, places), block_of(layout, layout.tile, places)
     k_mean, log_count = blur(k[:, :, P:], cell, layout.cells, _patch_weight(key_bias, P))
     q_mean, _ = blur(q[:, :, P:], tile, layout.tiles)
@@ -326,8 +328,13 @@ def attend(
     key_bias: Tensor | None = None,
     places: Tensor | None = None,
     dropout: float = 0.0,
+    attention: Callable[..., Tensor] = fused.attend,
+    rounding: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """q, k [B, H, N, D], v [B, H, N, ·] and the chosen cells [B, H, T, M] → [B, H, N, ·]."""
+    """q, k [B, H, N, D], v [B, H, N, ·] and the chosen cells [B, H, T, M] → [B, H, N, ·].
+
+    `attention` computes softmax(scale · q kᵀ + mask) v and `rounding` is applied to H: `bf16` gives its own.
+    """
     P, never = layout.prefix, -torch.inf
     token_bias = q.new_zeros(1, k.shape[2]) if key_bias is None else key_bias.to(q.dtype)
     cell, tile = (block_of(layout, size, places).to(q.device) for size in (layout.cell, layout.tile))
@@ -346,15 +353,17 @@ def attend(
     keys = torch.cat([k, *(level.k for level in means)], dim=2)
     values = torch.cat([v, *(level.v for level in means)], dim=2)
     slopes = [level.slope for level in means if level.slope is not None]
+    if rounding is not None:
+        slopes = [rounding(slope) for slope in slopes]
     if slopes:
         values = with_mass(values, layout)
-    patches = fused.attend(q[:, :, P:], keys, values, mask, scale=scale, dropout=dropout)
+    patches = attention(q[:, :, P:], keys, values, mask, scale=scale, dropout=dropout)
     if slopes:
         patches = corrected(patches, q[:, :, P:], slopes, scale=scale)
     if not P:
         return patches
     bias_BK = None if key_bias is None else token_bias[:, None, None]
-    prefix = fused.attend(q[:, :, :P], k, v, bias_BK, scale=scale, dropout=dropout)
+    prefix = attention(q[:, :, :P], k, v, bias_BK, scale=scale, dropout=dropout)
     return torch.cat([prefix, patches], dim=2)
 
 

@@ -13,6 +13,8 @@ int32 [B, H, N, m] · counts int32 [B, H, N], or None if every list is full · k
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -26,8 +28,12 @@ def attend(
     *,
     scale: float,
     key_bias: Tensor | None = None,
+    softmax: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """The differentiable definition. It copies every listed key, so it allocates [B, H, N, m, D]."""
+    """The differentiable definition. It copies every listed key, so it allocates [B, H, N, m, D].
+
+    `softmax` is over the last axis, PyTorch's unless another is given, as by `bf16`.
+    """
     B, H, N, m = indices.shape
     at = torch.arange(m, device=q.device)
     real = at < (torch.full((B, H, N, 1), m, device=q.device) if counts is None else counts[..., None])
@@ -42,5 +48,6 @@ def attend(
         score = score + key_bias[:, None, None].expand(-1, H, N, -1).gather(3, index).to(score.dtype)
     score = score.masked_fill(~real, -torch.inf)
     seen = (score != -torch.inf).any(-1, keepdim=True)
-    weight = torch.softmax(score.where(seen, 0), dim=-1).where(seen & real, 0)
+    masked = score.where(seen, 0)
+    weight = (softmax(masked) if softmax else torch.softmax(masked, dim=-1)).where(seen & real, 0)
     return (weight[:, :, :, None] @ take(v)).squeeze(3)

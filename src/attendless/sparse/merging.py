@@ -7,6 +7,13 @@ similar target, and r sources are merged into theirs.
     the r sources with the largest s_i are merged into their target: a mean weighted by the tokens that each patch
     represents
 
+With `sources`, the mean is weighted by importance instead, and rescaled to the mean length, equally weighted:
+
+    m = Σ w_i x_i / Σ w_i      x = m · min(2, (Σ w_i |x_i| / Σ w_i) / |m|)      w_i = importance of patch i
+
+A target is more important than the sources that join it, so it changes little. A plain mean of vectors that differ in
+direction is shorter than they are, which the following layers would see as another kind of token.
+
 The remaining sources come first in the result, in their order, then the targets. On equal s, the earlier patch is
 merged, into the earlier target; of equally important patches the later is a source. With `window`, a target lies in the
 same window of the grid; a source without one is merged last.
@@ -25,6 +32,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import UserError
+
+#: The least weight and length and the largest weight in a weighted mean; the most that it is lengthened by.
+_LEAST, _MOST, _LONGEST = 1e-12, 1e6, 2.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +120,8 @@ def merge(
         x: The tokens.
         keys: [B, N, D], or [B, H, N, D], which is averaged over heads.
         plan: The grid and the number of patches to merge.
-        importance: [B, N]; divides patches into sources and targets, and with `plan.protect` spares important sources.
+        importance: [B, N]; divides patches into sources and targets and weights their mean; with `plan.protect` it
+            spares important sources.
         sizes, cells, owners: The result of earlier merging: [B, n], [B, n], [B, height · width]. None: each patch
             represents itself, at its own position.
     """
@@ -122,7 +133,8 @@ def merge(
         importance = None if importance is None else importance[:, P:]
         sources, targets = divide(plan, importance, cells)
         index = match(keys[:, P:], plan, importance, cells, sources, targets)
-    merged, total = join(x[:, P:], index, plan.left, sizes)
+    weights = importance if plan.sources else None
+    merged, total = join(x[:, P:], index, plan.left, sizes, weights)
     # Targets are scattered last: a merged patch keeps the position of its target.
     places = cells.new_empty(x.shape[0], plan.left)
     for part in (sources, targets):
@@ -182,14 +194,27 @@ def windows(plan: Merging, cells: Tensor) -> Tensor:
     return row * -(-plan.width // plan.window) + column
 
 
-def join(x: Tensor, index: Tensor, left: int, sizes: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Patches x [B, n, C] with the result index `index` [B, n] → their weighted means [B, left, C] and the sums of the
-    weights [B, left]."""
-    weight = x.new_ones(x.shape[:2]) if sizes is None else sizes.to(x.dtype)
-    total = x.new_zeros(x.shape[0], left).scatter_add(1, index, weight)
-    wide = index[..., None].expand_as(x)
-    summed = x.new_zeros(x.shape[0], left, x.shape[2]).scatter_add(1, wide, x * weight[..., None])
-    return summed / total[..., None], total
+def join(
+    x: Tensor, index: Tensor, left: int, sizes: Tensor | None, importance: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Patches x [B, n, C] with the result index `index` [B, n] → their means [B, left, C] and the sums of their sizes
+    [B, left]. The means are weighted by size, or by `importance` [B, n], and then keep the mean length."""
+    size = x.new_ones(x.shape[:2]) if sizes is None else sizes.to(x.dtype)
+
+    def summed(values: Tensor) -> Tensor:
+        """The sums [B, left, ·] of values [B, n, ·]."""
+        zeros = values.new_zeros(x.shape[0], left, values.shape[2])
+        return zeros.scatter_add(1, index[..., None].expand_as(values), values)
+
+    total = summed(size[..., None])
+    if importance is None:
+        return summed(x * size[..., None]) / total, total[..., 0]
+    weight = importance.float()
+    weight = weight.where(weight > _LEAST, _LEAST).clamp(max=_MOST)[..., None]  # neither NaN nor infinity
+    share = weight / summed(weight).gather(1, index[..., None])
+    mean, length = summed(x * share.to(x.dtype)), summed(x.float().norm(dim=-1, keepdim=True) * share)
+    longer = (length / mean.float().norm(dim=-1, keepdim=True).clamp(min=_LEAST)).clamp(max=_LONGEST)
+    return mean * longer.to(x.dtype), total[..., 0]
 
 
 def reowned(index: Tensor, cells: Tensor, owners: Tensor | None, count: int) -> Tensor:

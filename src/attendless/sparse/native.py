@@ -1,8 +1,8 @@
 """Calls of the compiled kernels with tensors: `functions` has one function for each operation of `table`.
 
-The kernels compute in f32. Forward kernels read q, k and v in f32 or bf16 without a copy and write their result in the
-same type: bf16 is widened when it is read, and the result rounded once. Tensors of other floating types, and those of
-which the table lists f32 only, are copied into f32 first.
+Forward kernels read q, k and v in f32 or bf16 without a copy and write their result in the type of q, which decides
+what they compute: f32, or products of bf16 with sums in f32, as `bf16` defines. Everything else is f32. Tensors of
+other floating types, and those of which the table lists f32 only, are copied into f32 first.
 
 A tensor reaches the compiled module as a DLPack capsule, which carries its address, shape, strides and element type.
 """

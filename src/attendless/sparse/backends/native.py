@@ -1,4 +1,7 @@
-"""The compiled kernels: CPU, forward and backward, computing in fp32. `sparse.table` describes their operators."""
+"""The compiled kernels: CPU, forward and backward, in fp32, and forward in bf16 as `sparse.bf16` defines.
+
+`sparse.table` describes their operators.
+"""
 
 from __future__ import annotations
 

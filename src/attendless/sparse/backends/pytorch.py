@@ -46,7 +46,7 @@ class FovealInTorch(Backend):
         first_order = 2 * case.width * layout.patches * len(layout.levels) if layout.order else 0
         return case.batch * case.dim * (layout.tiles * layout.cells + 2 * layout.tokens * keys + first_order)
 
-    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **where: Tensor | None) -> Tensor:
+    def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **where: Any) -> Tensor:
         whole = all(value is None for value in where.values())
         if torch.compiler.is_exporting() and whole and foveal_gathered.pays(case.plan):
             return foveal_gathered.attend(q, k, v, case.plan, scale=scale)

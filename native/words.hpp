@@ -1,0 +1,121 @@
+// Numbers in words of 32 bits: one float, two bfloat16 or four bytes. Every product of the kernels is a sum over words,
+// so that one micro-kernel (Tile::dot, FewQueries, Weigh, OwnList) serves every element type.
+//
+// Words<W, Number> has
+//     Word, kNumbers           the word's type, and how many numbers it holds
+//     Vec, Sum                 vectors of W words, and of W sums
+//     load, splat              words from memory, one for each lane or one for all
+//     across, last             a word for each lane of kNumbers rows that lie apart, a number from each; of one row alone
+//     add                      sum + Σ of the products of two words' numbers
+//
+// The products of two bfloat16 are exact in a float, and each is added with one rounding, the second number's first.
+// AVX512-BF16 does the same in one instruction, but takes numbers below 2^-126 for 0 and may round a pair once.
+#pragma once
+
+#include "simd.hpp"
+
+namespace attendless::ATTENDLESS_ISA {
+
+template <class N>
+struct WordOf {
+  using Word = uint32_t;
+  static constexpr int kNumbers = 4 / int(sizeof(N));
+};
+template <>
+struct WordOf<float> {
+  using Word = float;
+  static constexpr int kNumbers = 1;
+};
+
+// Words that hold so many numbers.
+template <class Number>
+INLINE constexpr int words(int count) {
+  return (count + WordOf<Number>::kNumbers - 1) / WordOf<Number>::kNumbers;
+}
+
+// How keys and values are kept and multiplied.
+struct Single {
+  using Key = float;
+  using Value = float;
+  static constexpr bool kRounds = false;
+};
+struct Half {
+  using Key = Bf16;
+  using Value = Bf16;
+  static constexpr bool kRounds = true;  // weights too, to bfloat16
+};
+
+// Two numbers that bfloat16 holds, as a word.
+INLINE uint32_t pair_of(float first, float second) {
+  uint32_t bits[2];
+  std::memcpy(bits, &first, sizeof first);
+  std::memcpy(bits + 1, &second, sizeof second);
+  return bits[0] >> 16 | (bits[1] & 0xffff0000u);
+}
+
+template <int W, class Number>
+struct Words;
+
+template <int W>
+struct Words<W, float> : WordOf<float> {
+  using S = Simd<W>;
+  using Number = float;
+  using Vec = typename S::F;
+  using Sum = typename S::F;
+
+  static INLINE Vec load(const Word* from) { return S::load(from); }
+  static INLINE Vec splat(Word x) { return S::splat(x); }
+  static INLINE Vec across(const Number* const* row, int c) { return S::load(row[0] + c); }
+  static INLINE Vec last(const Number* row, int c) { return S::load(row + c); }
+  static INLINE Sum add(Sum sum, const Vec& a, const Vec& b) { return sum + a * b; }
+};
+
+template <int W>
+struct Words<W, Bf16> : WordOf<Bf16> {
+  using S = Simd<W>;
+  using F = typename S::F;
+  using U = typename S::U;
+  using Number = Bf16;
+  using Sum = F;
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+  static_assert(W == 16);
+  using Vec = __m512i;
+  static INLINE Vec load(const Word* from) { return _mm512_loadu_si512(from); }
+  static INLINE Vec splat(Word x) { return _mm512_set1_epi32(int32_t(x)); }
+  static INLINE Vec across(const Number* const* row, int c) {
+    const Vec first = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row[0] + c)));
+    const Vec second = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row[1] + c)));
+    return _mm512_permutex2var_epi16(first, by_turns(), second);
+  }
+  static INLINE Vec last(const Number* row, int c) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + c)));
+  }
+  static INLINE Sum add(Sum sum, const Vec& a, const Vec& b) {
+    return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+  }
+
+ private:
+  // 0, 32, 1, 33, …: a number of the first row, one of the second.
+  static INLINE Vec by_turns() {
+    const Vec lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(32)), 16));
+  }
+#else
+  struct Vec {  // the two numbers of each word, widened
+    F first, second;
+  };
+  static INLINE Vec load(const Word* from) { return split(S::load(from)); }
+  static INLINE Vec splat(Word x) { return split(S::splat(x)); }
+  static INLINE Vec across(const Number* const* row, int c) { return {S::load(row[0] + c), S::load(row[1] + c)}; }
+  static INLINE Vec last(const Number* row, int c) { return {S::load(row + c), F{}}; }
+  static INLINE Sum add(Sum sum, const Vec& a, const Vec& b) {
+    sum += a.second * b.second;
+    return sum + a.first * b.first;
+  }
+
+ private:
+  static INLINE Vec split(U words) { return {(F)(words << 16), (F)(words & 0xffff0000u)}; }
+#endif
+};
+
+}  // namespace attendless::ATTENDLESS_ISA
