@@ -1,55 +1,117 @@
-"""What copies into 32-bit floats and back cost the kernels where a model is in bfloat16.
+"""Does bf16 change a model's predictions? Top-1 accuracy and agreement of bf16 with fp32, per attention and reducer.
 
-    python benchmarks/bf16.py [--tokens 577 1025 4097] [--budget 8]
+    python benchmarks/bf16.py WEIGHTS DATA [--images 1000] [--out FILE]
 
-Forward, batch 1, 3 heads of width 64, `keep` 0.1, one thread, by turns, in seconds of the thread's own processor time:
-milliseconds with q, k, v and the result copied, in bfloat16 as they are, and in 32-bit floats from the start; and the
-median of paired ratios of the first two with quartiles. The attentions are those of benchmarks/attention.py.
+WEIGHTS are DeiT-Tiny's, DATA a folder of labelled ImageNet images. Each variant predicts every image in both
+precisions. The compiled kernels compute attention. Linear layers and convolutions multiply bf16 numbers, add in fp32
+and round the result, as CPUs with bf16 instructions do; on other CPUs PyTorch's own bf16 products are several times
+slower. Batches in FILE are not computed again, so the command resumes where it stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
-from attention import contestants, inputs
-from halves import thread_seconds
-from study import table
+from study import MODEL, Rows, table
+from torch import Tensor, nn
 
-from attendless import execution
-from attendless.measure.clock import interleave
-from attendless.stamp import stamp, stamp_line
+import attendless
+from attendless.data.labels import match_labels
+from attendless.data.opening import open_data
+from attendless.measure.accuracy import Pictures, batches, paired_difference, preprocessing
+from attendless.stamp import stamp_line
+
+ROOT = Path(__file__).resolve().parents[1]
+BATCH = 20
+#: Name: image size and arguments of `convert`.
+VARIANTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "full": (224, {"attention": "full"}),
+    "tome:r=15,start=1,protect=0.1": (224, {"tokens": "tome:r=15,start=1,protect=0.1"}),
+    "rank:r=15,start=1": (224, {"tokens": "rank:r=15,start=1"}),
+    "sparsifiner:keep=0.1,rest=pooled": (
+        224,
+        {"attention": "sparsifiner:keep=0.1,rest=pooled", "predictor": "deit_tiny_patch16_224-pooled"},
+    ),
+    "foveal:keep=0.1": (384, {"attention": "foveal:keep=0.1"}),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[577, 1025, 4097])
-    parser.add_argument("--budget", type=float, default=8.0, help="seconds for each attention and number of tokens")
+    parser.add_argument("weights")
+    parser.add_argument("data")
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "bf16.json")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    with execution("native"), torch.inference_mode():
-        rows = [row(name, n, args.budget) for name in ("foveal", "block", "gather") for n in args.tokens]
-    columns = ["attention", "tokens", "copied, ms", "bf16, ms", "fp32, ms", "× sooner than copied (quartiles)"]
-    print(table(columns, rows))
-    print(f"\n{stamp_line(stamp())}")
+    rows = Rows(args.out)
+    prepared = {name: Prepared(name, args) for name in VARIANTS}
+    for first in range(0, args.images, BATCH):
+        for name, variant in prepared.items():
+            if f"{name} {first}" not in rows:
+                rows.keep({f"{name} {first}": variant.predictions(first)})
+                print(name, first, flush=True)
+    print(block(rows))
 
 
-def row(name: str, tokens: int, budget: float) -> list[str]:
-    run = contestants(tokens, 0.1)[name]
-    packed = torch.stack(inputs(tokens), 2).permute(0, 3, 2, 1, 4).contiguous()  # as a projection leaves it
-    wide, low = (x.permute(2, 0, 3, 1, 4).unbind(0) for x in (packed, packed.bfloat16()))
-    calls = {
-        "copied": lambda: run(*(x.float() for x in low)).bfloat16(),
-        "bf16": lambda: run(*low),
-        "fp32": lambda: run(*wide),
-    }
-    if not torch.equal(calls["copied"](), calls["bf16"]()):
-        raise SystemExit(f"{name} of {tokens} tokens: the kernel rounds otherwise than a copy does")
-    found = interleave(calls, timer=thread_seconds, budget=budget)
-    compared = found.compare("bf16", "copied")
-    low_end, high_end = compared.quartiles
-    ms = [f"{1e3 * found.median(call):.2f}" for call in calls]
-    return [name, f"{tokens:,}", *ms, f"{compared.ratio:.2f} ({low_end:.2f}–{high_end:.2f})"]
+class Prepared:
+    """A variant in both precisions, and the images at its size."""
+
+    def __init__(self, name: str, args: argparse.Namespace) -> None:
+        size, how = VARIANTS[name]
+        original = attendless.open_model(MODEL, weights=args.weights, size=size)
+        self.wide = attendless.convert(original, size=size, below_breakeven="keep", **how).eval()
+        self.low = in_bf16(self.wide)
+        transform = preprocessing(original, (size, size), None if size == 224 else 1.0)
+        self.pictures = Pictures(open_data(args.data), transform, args.images)
+        self.indices = self.pictures.indices
+        self.classes = match_labels(self.pictures.source.classes, original).classes
+
+    @torch.inference_mode()
+    def predictions(self, first: int) -> list[list[int]]:
+        """The classes of a batch of images, the predictions in fp32 and those in bf16."""
+        self.pictures.indices = self.indices[first : first + BATCH]
+        ((images, labels, _, _),) = batches(self.pictures, BATCH, 0)
+        with attendless.execution("native"):
+            wide, low = self.wide(images).argmax(1), self.low(images.bfloat16()).argmax(1)
+        return [[self.classes[label] for label in labels], wide.tolist(), low.tolist()]
+
+
+def in_bf16(model: nn.Module) -> nn.Module:
+    """A copy in bf16 whose products are added in fp32."""
+    low = copy.deepcopy(model).bfloat16()
+    for module in low.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            module.float()
+            module.forward = widened(type(module).forward.__get__(module))  # type: ignore[method-assign]
+    return low
+
+
+def widened(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return lambda x: forward(x.float()).to(x.dtype)
+
+
+def block(found: dict[str, Any]) -> str:
+    """Accuracy and agreement of each variant, over the images in the results file."""
+    lines = []
+    for name, (size, _) in VARIANTS.items():
+        parts = [row for key, row in found.items() if key.rsplit(" ", 1)[0] == name]
+        truth, wide, low = ([x for part in parts for x in part[i]] for i in range(3))
+        if not truth:
+            continue
+        right = [[a == b for a, b in zip(truth, answers, strict=True)] for answers in (wide, low)]
+        difference, (least, most) = paired_difference(right[1], right[0])
+        agreement = sum(a == b for a, b in zip(wide, low, strict=True)) / len(truth)
+        accuracy = [f"{100 * sum(each) / len(each):.1f}" for each in right]
+        change = f"{100 * difference:+.1f} ({100 * least:+.1f} to {100 * most:+.1f})"
+        lines.append([f"`{name}`", str(size), f"{len(truth):,}", *accuracy, change, f"{100 * agreement:.1f} %"])
+    columns = ["variant", "px", "images", "top-1 fp32", "top-1 bf16", "difference (95 % interval)", "top-1 agreement"]
+    return f"{table(columns, lines)}\n\nDeiT-Tiny. {stamp_line(found['stamp'])}"
 
 
 if __name__ == "__main__":

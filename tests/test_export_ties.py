@@ -19,9 +19,9 @@ from attendless.sparse import execution
 @pytest.fixture(scope="module")
 def model() -> Any:
     """1,024 tokens, of which 30 % remain, so that pairs are equally similar up to rounding in some images."""
-    torch.manual_seed(3)
     shape = {"img_size": 128, "patch_size": 4, "embed_dim": 24, "depth": 4, "num_heads": 2, "num_classes": 7}
     plain = attendless.Columnar(**shape).eval()
+    torch.manual_seed(3)  # after timm's own draws, whose number depends on its version
     with torch.no_grad():
         for parameter in plain.parameters():
             noise = torch.randn(parameter.shape)
@@ -31,9 +31,17 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def images() -> Tensor:
-    """Two images; the second has a near-tie, which noise on the image alone does not show in 16 draws."""
-    return torch.randn(8, 3, 128, 128, generator=torch.Generator().manual_seed(11))[[0, 5]]
+@torch.inference_mode()
+def images(model: Any) -> Tensor:
+    """Two images; the second has a near-tie: between two images, where the model's output jumps."""
+    first, low, high = torch.randn(3, 3, 128, 128, generator=torch.Generator().manual_seed(11))
+    with execution("torch"):
+        for _ in range(24):  # until neighbouring images differ by rounding
+            middle = (low + high) / 2
+            at_low, at_middle, at_high = model(torch.stack([low, middle, high]))[0]
+            below = (at_middle - at_low).norm() > (at_high - at_middle).norm()
+            low, high = (low, middle) if below else (middle, high)
+    return torch.stack([first, low])
 
 
 def other_rounding(model: nn.Module, seed: int) -> checks.Run:

@@ -16,6 +16,7 @@ import torch
 from attendless import compiled
 from attendless.errors import UserError
 from attendless.export import extension
+from attendless.export.openvino_core import core_with_kernels
 from native_cases import close
 from onnx_nodes import DEIT, any_batch, expected, foveal_inputs, node_model, thread_seconds
 from test_operators import WRONG
@@ -28,9 +29,7 @@ pytest.importorskip("onnx")
 def with_the_operators() -> Any:
     if reason := extension.available():
         pytest.skip(reason)
-    core = openvino.Core()
-    extension.add_to(core)
-    return core
+    return core_with_kernels()
 
 
 def compiled_for(core: Any, model: Any, threads: int = 1) -> Any:

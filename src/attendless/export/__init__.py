@@ -1,4 +1,4 @@
-"""Models outside eager PyTorch: ONNX, OpenVINO, pt2, and whatever opens them again."""
+"""Models outside eager PyTorch: ONNX, OpenVINO and pt2 files, and the runners that open them."""
 
 from . import runtimes  # noqa: F401 - registers them
 from .exporting import Exported, export

@@ -1,6 +1,6 @@
-"""A digest inside the very file it is of, so that a damaged one is told from a sound one.
+"""A digest stored inside the file it belongs to, which detects damaged files.
 
-What a file says of itself holds a place for the digest, filled with zeros while it is computed.
+The description of a file has a field for the digest, which is filled with zeros while the digest is computed.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from pathlib import Path
 
 from ..errors import UserError
 
-#: A digest that is still to be made.
+#: The field before the digest is computed.
 BLANK = "0" * 64
-#: As JSON has it, and as XML writes JSON.
+#: The field in JSON, and in JSON inside XML.
 _PLACE = re.compile(rb'(?:"|&quot;)digest(?:"|&quot;): (?:"|&quot;)([0-9a-f]{64})')
 
 
 def seal(path: Path, *others: Path) -> None:
-    """Write into the blank place of `path` the digest of it and of the files that belong to it."""
+    """Write the digest of `path` and of the files that belong to it into the empty field of `path`."""
     data = bytearray(path.read_bytes())
     place = _place(data)
     if place is None or data[slice(*place)] != BLANK.encode():
-        raise ValueError(f"{path} has no blank place for a digest")
+        raise ValueError(f"{path} has no empty field for a digest")
     data[slice(*place)] = _digest(data, others)
     path.write_bytes(data)
 
 
 def check_seal(path: Path, *others: Path) -> None:
-    """Raise unless `path`, and the files that belong to it, are as they were when it was sealed."""
+    """Raise unless `path` and the files that belong to it match the stored digest."""
     data = bytearray(path.read_bytes())
     place = _place(data)
     if place is None:
-        raise UserError(f"{str(path)!r} was not exported by attendless, or is damaged: it does not say what it is")
+        raise UserError(f"{str(path)!r} was not exported by attendless, or is damaged: it has no description")
     found = bytes(data[slice(*place)])
     data[slice(*place)] = BLANK.encode()
     missing = [str(other) for other in others if not other.is_file()]

@@ -25,9 +25,9 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A model, what it takes and what it answers with.
+    """A model, its input and its output.
 
-    `batch` None: images in any number at once. `features`: it answers with maps [B, C, h, w], not with logits.
+    `batch` None: any number of images. `features`: the output is maps [B, C, h, w] in place of logits.
     `kernels`: it needs attendless's kernels beside the runtime. `int8`: its linear layers are quantised. `floats`: the
     precision of all other arithmetic, fp32 or bf16. `report` is what the check at its export found.
     """
@@ -99,7 +99,7 @@ def describe(
 def read(text: str | None, path: str | Path) -> Description:
     """The description in a file, or the error that says why there is none."""
     if not text:
-        raise UserError(f"{str(path)!r} was not exported by attendless: it does not say what it is")
+        raise UserError(f"{str(path)!r} was not exported by attendless: it has no description")
     try:
         found = printable(json.loads(text))
         version = int(found.pop("format"))

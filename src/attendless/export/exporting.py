@@ -19,7 +19,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -30,7 +29,6 @@ from ..measure.precision import check_precision, no_bf16
 from ..measure.subject import converted, original
 from ..sizes import channels, input_size, parse_size
 from ..storage import sync
-from ..version import __version__
 from . import (
     checks,
     onnx,
@@ -42,6 +40,8 @@ from . import int8 as quantising
 from .checks import Parity
 from .description import Description, describe
 from .features import outputs_of
+from .int8_settings import Calibration
+from .packages import versions
 from .trace import KERNELS, STANDARD, traced
 from .translate import DOMAIN
 
@@ -189,6 +189,17 @@ def floats_of(format: str, precision: str) -> str:
     return "bf16" if precision == "bf16" or free else "fp32"
 
 
+def policy_of(format: str, kernels: bool | None = None) -> str:
+    """The backend of the operations in a file. `kernels`: whether it is ours; by default if the runtime can load it."""
+    module = FORMATS[format]
+    if not (module.KERNELS if kernels is None else kernels):
+        return STANDARD
+    why = module.kernels_unavailable()
+    if why and kernels:
+        raise UserError(f"the kernels cannot stand beside the model: {why}")
+    return STANDARD if why else KERNELS
+
+
 def _format(out: str | Path, asked: str | None) -> str:
     endings = {module.SUFFIX: name for name, module in FORMATS.items()}
     if asked is not None and asked not in FORMATS:
@@ -203,7 +214,7 @@ def _format(out: str | Path, asked: str | None) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Job:
-    """How to export: the same for a model and for the dense one it is compared with."""
+    """How to export: the same for a model and for the original that it is compared with."""
 
     format: str
     batch: int | None
@@ -262,22 +273,19 @@ class _Job:
                 "operators": operators,
                 "notes": list(notes),
             }
-            versions = {"attendless": __version__, "torch": torch.__version__, "timm": timm.__version__}
             about = dataclasses.replace(
-                about, kernels=ours, int8=quantise, floats=self.floats, versions=versions, report=finite(report)
+                about, kernels=ours, int8=quantise, floats=self.floats, versions=versions(), report=finite(report)
             )
             self.module.stamp(file, about)
             written = _put(self.module.files(file), out)
         return Exported(out, self.format, tuple(written), about, parity, timed, quality, operators, notes)
 
     def policy(self) -> tuple[str, tuple[str, ...]]:
-        """Who computes the operations in the file, and what is to be said about it."""
-        if not (self.module.KERNELS if self.kernels is None else self.kernels):
-            return STANDARD, ()
-        why = self.module.kernels_unavailable()
-        if why and self.kernels:
-            raise UserError(f"the kernels cannot stand beside the model: {why}")
-        return (STANDARD, (f"standard operators, not our kernels: {why}",)) if why else (KERNELS, ())
+        """The backend of the operations in the file, and notes for the user."""
+        policy = policy_of(self.format, self.kernels)
+        wanted = self.module.KERNELS if self.kernels is None else self.kernels
+        why = self.module.kernels_unavailable() if wanted else ""
+        return policy, (f"standard operators, not our kernels: {why}",) if why else ()
 
     def write(self, model: nn.Module, file: Path, policy: str, what: str = "the model") -> None:
         self.say(f"tracing {what}")
@@ -295,16 +303,16 @@ class _Job:
         policy: str,
         folder: Path,
         budget: float,
-        ranges: quantising.Calibration | None,
+        ranges: Calibration | None,
     ) -> speed.Speed:
-        """`ranges`: images to quantise the dense model on, if the file is quantised; its accuracy is not measured."""
+        """`ranges`: images to quantise the original model on, if the file is quantised."""
         dense = None
         if converted(model):
             (folder / "dense").mkdir()
             file = folder / "dense" / f"dense{self.module.SUFFIX}"
-            self.write(_dense(model, about.size), file, policy, "the dense model to compare with")
+            self.write(_dense(model, about.size), file, policy, "the original model to compare with")
             if ranges is not None:
-                self.say("quantising the dense model to compare with")
+                self.say("quantising the original model to compare with")
                 quantising.quantise(self.format, file, ranges)
             dense = self.module.open_raw(file, floats=self.floats)
 

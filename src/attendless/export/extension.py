@@ -8,9 +8,10 @@ Its operators are the nodes of the domain `attendless` that `sparse.table` descr
 OpenVINO IR. The attribute `given` lists the names of a node's inputs in order, with commas between. Queries, keys and
 values come as q, k, v [B, H, N, D]; as q, k, v [B, N, H, D] with `order="BNHD"`; or, where `given` says `qkv`, as one
 tensor [B, N, 3, H, D]. The result is laid out as they are, for qkv as [B, N, H, E], so that nothing is transposed:
-`fuse_qkv.pack` rewrites a graph that way. Keys of MergeTokens may be [B, N, D], or `qkv` too. Floats are f32; integers
-are i32 or i64. OpenVINO decides how many threads compute. Its infer() on one thread drops exceptions thrown during
-inference; start_async() and wait() raise them (docs/openvino.md).
+`fuse_qkv.pack` rewrites a graph that way. Keys of MergeTokens may be [B, N, D], or `qkv` too. Queries, keys and values
+are f32 or bf16, and the result of an attention is of their type; other floats are f32, integers i32 or i64. OpenVINO
+decides how many threads compute. Its infer() on one thread drops exceptions thrown during inference; start_async() and
+wait() raise them (docs/operators.md).
 
 The library contains the kernels. It can be copied together with a model to a machine without attendless; it needs the
 version of OpenVINO it was built for. Building takes seconds and a C++ compiler, once for each version of OpenVINO and
@@ -108,6 +109,14 @@ def _key(openvino: Path, sources: Path) -> str:
     return f"openvino-{b'.'.join(numbers).decode()}-{digest.hexdigest()}"
 
 
+def _abi(openvino: Path) -> list[str]:
+    """The C++ library's interface that OpenVINO was built with: its strings must be ours."""
+    config = openvino / "cmake" / "OpenVINOConfig.cmake"
+    text = config.read_text(errors="replace") if config.is_file() else ""
+    found = re.search(r'set\(OpenVINO_GLIBCXX_USE_CXX11_ABI\s+"?([01])"?\)', text)
+    return [f"-D_GLIBCXX_USE_CXX11_ABI={found[1]}"] if found else []
+
+
 def _build(target: Path, sources: Path, openvino: Path) -> None:
     names = [os.environ.get("CXX", ""), "g++", "clang++", "c++"]
     compiler = next((found for name in names if name and (found := shutil.which(name))), None)
@@ -115,7 +124,8 @@ def _build(target: Path, sources: Path, openvino: Path) -> None:
         raise UserError("there is no C++ compiler to build it with: install g++ or clang++")
     inputs = [sources / "openvino.cpp", sources / "libattendless.a", *_libraries(openvino)]
     with atomic(target) as temporary:
-        command = [compiler, *_FLAGS, "-isystem", openvino / "include", *inputs, *_LINK, "-o", temporary]
+        headers = [*_abi(openvino), "-isystem", openvino / "include"]
+        command = [compiler, *_FLAGS, *headers, *inputs, *_LINK, "-o", temporary]
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace")
         if done.returncode:
             lines = done.stderr.splitlines() or [f"it ended with {done.returncode}"]

@@ -1,4 +1,4 @@
-"""What of a model is exported: images in, a tuple of outputs out. Logits, or maps of features [B, C, h, w]."""
+"""The exported function of a model: images to a tuple of outputs, logits or feature maps [B, C, h, w]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..sizes import model_name
 
-#: Models whose maps have one size: their last one is what others build on. Of the rest every level is given.
+#: Models whose maps have one size: the last map is exported. Of other models, every level is exported.
 _MOST = 8
 
 
@@ -26,7 +26,7 @@ class Logits(nn.Module):
 
 
 class Maps(nn.Module):
-    """A backbone's last map, normed as its head would have it; of a pyramid the last map of every stage."""
+    """The last map of a backbone, normalised as for its head; the last map of every stage of a hierarchical model."""
 
     def __init__(self, model: nn.Module, levels: list[int]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def outputs_of(model: nn.Module, *, features: bool = False) -> nn.Module:
     if not features:
         return Logits(model).eval()
     if not hasattr(model, "forward_intermediates"):
-        raise UserError(f"{model_name(model)} gives no maps of features: it has no forward_intermediates")
+        raise UserError(f"{model_name(model)} has no feature maps: it does not define forward_intermediates")
     return Maps(model, _levels(model)).eval()
 
 

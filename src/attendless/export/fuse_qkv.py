@@ -27,7 +27,7 @@ _KEYED = tuple(name for name, op in NODES.items() if list(_parts(op)) == ["keys"
 
 
 def pack(model: Any) -> int:
-    """Rewrite an `onnx.ModelProto` in place; how many nodes changed."""
+    """Rewrite an `onnx.ModelProto` in place; return the number of changed nodes."""
     graph = _Graph(model.graph)
     changed = sum(_pack_attention(graph, node) for node in graph.of(*_ATTENTIONS))
     changed += sum(_pack_keys(graph, node) for node in graph.of(*_KEYED))
@@ -66,7 +66,7 @@ def _pack_keys(graph: _Graph, node: Any) -> bool:
 
 
 class _Graph:
-    """Who makes and who reads each value."""
+    """The node that computes each value, and the nodes that read it."""
 
     def __init__(self, graph: Any) -> None:
         from onnx import numpy_helper
@@ -79,7 +79,7 @@ class _Graph:
         return [node for node in self.graph.node if node.op_type in types and node.domain == "attendless"]
 
     def readers(self, value: str) -> list[Any]:
-        """The nodes that read a value; what the graph gives away is read by nobody knows whom."""
+        """The nodes that read a value; empty for outputs of the graph, whose readers are unknown."""
         if any(value == output.name for output in self.graph.output):
             return []
         return [node for node in self.graph.node if value in node.input]
@@ -88,7 +88,7 @@ class _Graph:
         self.graph.node.remove(node)
 
     def drop_unread(self) -> None:
-        """What led to q, k and v, if nobody else wants it; and what was said of values that are gone."""
+        """Remove nodes whose outputs are not read, and the type information of removed values."""
         while True:
             read = {name for node in self.graph.node for name in node.input} | {x.name for x in self.graph.output}
             unread = [node for node in self.graph.node if not read.intersection(node.output)]
@@ -98,7 +98,7 @@ class _Graph:
                 self.remove(node)
         made = {name for node in self.graph.node for name in node.output}
         kept = [info for info in self.graph.value_info if info.name in made]
-        # An attention's result now has the shape of what was transposed; the name it took over says so already.
+        # The result of an attention now has the transposed shape, which its new name already states.
         del self.graph.value_info[:]
         self.graph.value_info.extend(kept)
 

@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,16 @@ from ..data.preprocessing import evaluation_transform
 from ..data.source import BadImage, Source
 from ..errors import UserError
 from ..measure.accuracy import evaluate, load_images, spread
+from . import int8_onnx, int8_openvino
 from .description import Description
 from .file_model import FileModel
-from .packages import need
+from .int8_settings import Calibration, Int8
 from .runner import Run
 
 #: The most images that ranges of activations are taken from: NNCF's default. With 100 the drop is larger.
 CALIBRATION = 300
+#: How layers are quantised unless it is said.
+DEFAULT = Int8()
 #: Images on which the outputs of the file are compared with those of the model.
 COMPARED = 32
 
@@ -82,17 +85,6 @@ class Images:
 
     def batches(self, most: int = CALIBRATION) -> Batches:
         return Batches(self, most)
-
-
-class Calibration(Protocol):
-    """Batches of images as arrays, to calibrate on. `available` counts the images, `batch` those that a file takes."""
-
-    @property
-    def available(self) -> int: ...
-    @property
-    def batch(self) -> int: ...
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,17 +168,17 @@ def images(about: Description, data: str | Path, calibration: str | Path | None 
     return Images(about, Part(apart, spread(len(apart), CALIBRATION)), whole)
 
 
-def quantise(format: str, path: Path, batches: Calibration) -> None:
+def quantise(format: str, path: Path, batches: Calibration, how: Int8 = DEFAULT) -> None:
     """Quantise a file in its place."""
     if not len(batches):
         raise UserError(
             f"{batches.available} images to calibrate on, and the file takes {batches.batch} at once: give more "
             "images, twice as many without --calibration"
         )
-    tools = {"onnx": _quantise_onnx, "openvino": _quantise_openvino}
+    tools = {"onnx": int8_onnx.quantise, "openvino": int8_openvino.quantise}
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # their bars and their advice
         warnings.simplefilter("ignore")
-        tools[format](path, batches)
+        tools[format](path, batches, how)
 
 
 def quality(
@@ -231,80 +223,3 @@ def quality(
         difference=ours.difference,
         difference_ci=ours.difference_ci,
     )
-
-
-def _quantise_openvino(path: Path, batches: Calibration) -> None:
-    import logging
-
-    nncf, core = need("openvino", "nncf", "openvino"), None
-    openvino = need("openvino", "openvino")
-    from .openvino import read_with_kernels
-
-    core, model = read_with_kernels(path)
-    del core
-    nncf.set_log_level(logging.ERROR)
-    others = sorted({node.get_type_name() for node in model.get_ops()} - {"MatMul", "Convolution"})
-    # Products of two activations are the attention's, those with a constant the layers'.
-    inner = [node.get_friendly_name() for node in model.get_ops() if _of_activations(node)]
-    ignored = nncf.IgnoredScope(names=inner, types=[kind for kind in others if kind != "Constant"], validate=False)
-    quantised = nncf.quantize(
-        model,
-        nncf.Dataset(batches, lambda batch: batch),
-        preset=nncf.QuantizationPreset.MIXED,
-        model_type=nncf.ModelType.TRANSFORMER,
-        subset_size=len(batches),
-        ignored_scope=ignored,
-    )
-    again = path.with_name(f"int8-{path.name}")
-    openvino.save_model(quantised, again, compress_to_fp16=False)
-    del model, quantised
-    again.replace(path)
-    again.with_suffix(".bin").replace(path.with_suffix(".bin"))
-
-
-def _of_activations(node: Any) -> bool:
-    if node.get_type_name() != "MatMul":
-        return False
-    return not any(_constant(node.input_value(i).get_node()) for i in range(2))
-
-
-def _constant(node: Any) -> bool:
-    """Whether a value is known beforehand: a constant, or made of constants alone."""
-    inputs = [node.input_value(i).get_node() for i in range(node.get_input_size())]
-    return node.get_type_name() == "Constant" or (bool(inputs) and all(map(_constant, inputs)))
-
-
-def _quantise_onnx(path: Path, batches: Calibration) -> None:
-    import logging
-
-    need("onnx", "onnxruntime", "onnx")
-    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    class Reader(CalibrationDataReader):
-        def __init__(self) -> None:
-            self.batches = iter(batches)
-
-        def get_next(self) -> dict[str, Any] | None:
-            batch = next(self.batches, None)
-            return None if batch is None else {"images": batch}
-
-    prepared, made = path.with_name("prepared.onnx"), path.with_name("int8.onnx")
-    logging.disable(logging.WARNING)
-    try:
-        quant_pre_process(path, prepared, skip_symbolic_shape=True)
-        quantize_static(
-            prepared,
-            made,
-            Reader(),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["MatMul", "Gemm", "Conv"],
-            per_channel=True,
-            activation_type=QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            extra_options={"MatMulConstBOnly": True},
-        )
-    finally:
-        logging.disable(logging.NOTSET)
-        prepared.unlink(missing_ok=True)
-    made.replace(path)

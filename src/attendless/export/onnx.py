@@ -23,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .. import compiled
 from ..errors import UserError
-from . import description, fuse_qkv, translate
+from . import description, fuse_qkv, layer_names, translate
 from .checksum import BLANK, check_seal, seal
 from .description import KEY, Description
 from .packages import missing, need
@@ -99,6 +99,7 @@ def translated(program: ExportedProgram, path: Path, *, opset: int | None = None
             raise UserError(f"this model cannot be written as ONNX: {told[:300]}") from error
     assert made is not None
     made.save(path, external_data=False)
+    rewrite(path, layer_names.name_layers)
     ours = any(name.startswith(f"{translate.DOMAIN}.") for name in operators(path))
     if ours:
         rewrite(path, fuse_qkv.pack)

@@ -20,9 +20,10 @@ from torch.export import ExportedProgram
 
 from ..errors import UserError
 from ..measure.precision import no_bf16
-from . import description, extension, onnx
+from . import bf16_graph, description, extension, onnx
 from .checksum import BLANK, check_seal, seal
 from .description import KEY, Description
+from .openvino_core import core, core_with_kernels
 from .packages import missing, need
 from .translate import DOMAIN
 
@@ -57,7 +58,7 @@ def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> 
 def stamp(path: Path, about: Description) -> None:
     """Let a file say what it is."""
     openvino = need("openvino", "openvino")
-    model = _core(path).read_model(path)
+    model = read_with_kernels(path)
     model.set_rt_info(dataclasses.replace(about, digest=BLANK).as_json(), KEY)
     again = path.with_name(f"stamped-{path.name}")  # what is read lies in the file it was read from
     openvino.save_model(model, again, compress_to_fp16=False)
@@ -69,7 +70,7 @@ def stamp(path: Path, about: Description) -> None:
 
 def operators(path: Path) -> dict[str, int]:
     """How often each operator stands in a file's graph, the commonest first; constants and ends are none."""
-    kinds = (node.get_type_info() for node in read_with_kernels(path)[1].get_ops())
+    kinds = (node.get_type_info() for node in read_with_kernels(path).get_ops())
     found = Counter(f"{DOMAIN}.{kind.name}" if kind.version_id == DOMAIN else kind.name for kind in kinds)
     return {name: count for name, count in found.most_common() if name not in ("Constant", "Parameter", "Result")}
 
@@ -81,42 +82,39 @@ def files(path: Path) -> list[Path]:
 
 def open_file(path: Path, threads: int | None = None) -> tuple[Run, Description]:
     check_seal(path, _weights(path))
-    core, model = read_with_kernels(path)
+    model = read_with_kernels(path)
     text = model.get_rt_info(KEY).astype(str) if model.has_rt_info(KEY) else None
     about = description.read(text, path)
-    return _runs(_compiled(core, model, threads, about.floats)), about
+    return opened(model, threads, about.floats), about
 
 
 def open_raw(path: Path, threads: int | None = None, floats: str = "fp32") -> Run:
     """As `open_file`, before there is a description."""
-    return _runs(_compiled(*read_with_kernels(path), threads, floats))
+    return opened(read_with_kernels(path), threads, floats)
 
 
-def read_with_kernels(path: Path) -> tuple[Any, Any]:
-    """A core and a file's model in it."""
-    core = _core(path)
+def opened(model: Any, threads: int | None = None, floats: str = "fp32") -> Run:
+    """A model in memory, compiled."""
+    return _runs(_compiled(model, threads, floats))
+
+
+def read_with_kernels(path: Path) -> Any:
+    """A file's model, with the kernels if the file asks for them: those of this installation, which are checked, before
+    any library that lies beside a file."""
+    reader = core_with_kernels() if f'version="{DOMAIN}"'.encode() in path.read_bytes() else core()
     try:
-        return core, core.read_model(path)
+        return reader.read_model(path)
     except Exception as error:  # one class for whatever is wrong, in a page of text
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         told = lines[-1][:300] if lines else type(error).__name__
         raise UserError(f"{str(path)!r} cannot be opened by OpenVINO: {told}") from None
 
 
-def _core(path: Path) -> Any:
-    """With the kernels, if the file asks for them: those of this installation, which are checked, before any library
-    that lies beside a file."""
-    core = need("openvino", "openvino").Core()
-    if f'version="{DOMAIN}"'.encode() in path.read_bytes():
-        extension.add_to(core)
-    return core
-
-
 def _weights(path: Path) -> Path:
     return path.with_suffix(".bin")
 
 
-def _compiled(core: Any, model: Any, threads: int | None, floats: str) -> Any:
+def _compiled(model: Any, threads: int | None, floats: str) -> Any:
     """`floats`: fp32, or bf16, which is computed in fp32 on a CPU without bf16 instructions."""
     bf16 = floats == "bf16" and not no_bf16()
     settings = {
@@ -124,14 +122,16 @@ def _compiled(core: Any, model: Any, threads: int | None, floats: str) -> Any:
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": "bf16" if bf16 else "f32",  # without a hint OpenVINO decides by the CPU
     }
-    return core.compile_model(model, "CPU", settings)
+    if bf16:
+        bf16_graph.halve(model)
+    return core().compile_model(model, "CPU", settings)
 
 
 def _runs(model: Any) -> Run:
     request, count = model.create_infer_request(), len(model.outputs)
 
     def run(images: Tensor) -> tuple[Tensor, ...]:
-        given = images.contiguous().numpy()  # held until the answer is there: it is read in place
+        given = images.contiguous().numpy()  # kept until the result is there: OpenVINO reads it in place
         request.start_async({0: given}, share_inputs=True)  # infer() on one thread would not tell of an error
         request.wait()
         return tuple(torch.from_numpy(request.get_output_tensor(i).data.copy()) for i in range(count))

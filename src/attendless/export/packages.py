@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -16,8 +17,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..errors import UserError
+from ..version import __version__
 
 _TELEMETRY = "openvino_telemetry"
+#: What a written file may depend on.
+_NAMED = ("torch", "timm", "openvino", "onnxruntime", "nncf")
 
 
 def need(extra: str, *names: str) -> Any:
@@ -48,3 +52,12 @@ def missing(extra: str, *names: str) -> str:
     """Why they cannot be used; empty if they can."""
     absent = [name for name in names if importlib.util.find_spec(name) is None]
     return f"{' and '.join(absent)} not installed: pip install 'attendless[{extra}]'" if absent else ""
+
+
+def versions() -> dict[str, str]:
+    """The versions of attendless and of the installed packages that write and run its files."""
+    found = {"attendless": __version__}
+    for name in _NAMED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -29,7 +29,7 @@ from . import description, pt2_archive
 from .description import Description
 
 SUFFIX = ".pt2"
-#: Whether a file has our kernels unless it is said.
+#: Whether a file uses our kernels by default.
 KERNELS = True
 PRECISIONS = ("fp32",)
 Run = Callable[[Tensor], tuple[Tensor, ...]]
@@ -49,7 +49,7 @@ def _writes_plain_weights() -> bool:
 
 
 def kernels_unavailable() -> str:
-    """Operators of ours find who computes them where the file is opened."""
+    """Our operators choose their backend when the file is opened."""
     return ""
 
 
@@ -73,14 +73,14 @@ def stamp(path: Path, about: Description) -> None:
 
 
 def operators(path: Path) -> dict[str, int]:
-    """How often each operator stands in a file's graph, the commonest first."""
+    """The number of uses of each operator in a file's graph, in descending order."""
     called = (node.target for node in _load(path)[0].graph.nodes if node.op == "call_function")
     names = (str(one).removesuffix(".default") for one in called if one is not getitem)  # which takes a result apart
     return dict(Counter(names).most_common())
 
 
 def files(path: Path) -> list[Path]:
-    """What an export consists of, that which is opened last."""
+    """The files of an export; the one that is opened comes last."""
     return [path]
 
 

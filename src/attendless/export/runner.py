@@ -1,4 +1,4 @@
-"""One opened model, whichever runtime runs it.
+"""An opened model, with one interface for all runtimes.
 
 run = open_runner("fast.onnx")                        # or .xml, .pt2, a model's name, a file that `save` wrote
 logits = run(images)                                  # [B, C, H, W] → [B, classes]
@@ -28,7 +28,7 @@ from .folder import deployed
 
 #: Images in, every output out.
 Run = Callable[[Tensor], tuple[Tensor, ...]]
-#: How an exported file ends, and who opens it: `(path, threads) -> (run, description)`.
+#: The ending of an exported file, and the function that opens it: `(path, threads) -> (run, description)`.
 OPENERS: dict[str, tuple[str, Callable[[Path, int | None], tuple[Run, Description]]]] = {
     ".onnx": ("onnx", onnx.open_file),
     ".xml": ("openvino", openvino.open_file),
@@ -38,7 +38,7 @@ OPENERS: dict[str, tuple[str, Callable[[Path, int | None], tuple[Run, Descriptio
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """A model that answers. `batch` is how many images it takes at once; None: any number."""
+    """An opened model. `batch` is the number of images per call; None: any number."""
 
     runtime: str
     description: Description
@@ -61,13 +61,13 @@ class Runner:
         return self.outputs(images)[-1]
 
     def outputs(self, images: Tensor | NDArray[Any]) -> tuple[Tensor, ...]:
-        """Every output: one, but for the levels of a pyramid's features, the finest first."""
+        """Every output: one, or the feature maps of a hierarchical model, the finest first."""
         images = _tensor(images)
         expected = (self.channels, *self.size)
         if images.ndim != 4 or tuple(images.shape[1:]) != expected or not len(images):
             raise UserError(f"images of shape {list(images.shape)} were given, [batch, {str(expected)[1:-1]}] expected")
         if self.batch is not None and len(images) != self.batch:
-            raise UserError(f"{len(images)} images were given; this file takes {self.batch} at once, no more, no less")
+            raise UserError(f"{len(images)} images were given; this file takes exactly {self.batch} at once")
         return self.run(images.float())
 
 
@@ -100,9 +100,9 @@ def open_runner(
 ) -> Runner:
     """Open an exported file, or any MODEL that `open_model` takes, with the same options, to run `eager` or `compile`.
 
-    An exported file is what it is: it takes no other weights, size, attention, tokens or precision, and its ending says
-    its runtime. A folder that `optimize` wrote is the file that its manifest names. `precision` is fp32 or bf16 for
-    models that PyTorch runs. `threads` holds for this model in ONNX Runtime and OpenVINO, in PyTorch for the process.
+    The weights, size, attention, tokens and precision of an exported file are fixed, and its ending determines its
+    runtime. A folder that `optimize` wrote is the file that its manifest names. `precision` is fp32 or bf16 for
+    models that PyTorch runs. `threads` applies to this model in ONNX Runtime and OpenVINO, in PyTorch to the process.
     """
     if (found := deployed(model)) is not None:
         model = found.file

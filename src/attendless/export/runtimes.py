@@ -1,5 +1,5 @@
-"""The exported formats as runtimes that `bench` can time: a model is exported for one batch, into a folder that is gone
-once it is open."""
+"""The exported formats as runtimes that `bench` can time: a model is exported for one batch, into a temporary
+folder that is removed after opening."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How quick an exported file is: against the model in PyTorch, and against the dense model exported the same way."""
+"""Latency of an exported file, compared with the model in PyTorch and with the original model exported the same way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FILE = "file"
 
 @dataclasses.dataclass(frozen=True)
 class Speed:
-    """Milliseconds of a call, and paired ratios: more than 1 means that the file is quicker."""
+    """Milliseconds of a call, and paired ratios: more than 1 means that the file is faster."""
 
     batch: int
     threads: int
@@ -40,7 +40,7 @@ class Speed:
 
 
 def time(file: Run, eager: Run, dense: Run | None, about: Description, *, budget: float, seed: int = 0) -> Speed:
-    """Let them take turns, for `budget` seconds each."""
+    """Time the calls interleaved, for `budget` seconds each."""
     batch = about.batch or 1
     images = images_like(about, batch, seed)
     runs = {EAGER: eager, _FILE: file} | ({} if dense is None else {DENSE: dense})

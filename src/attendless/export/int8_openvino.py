@@ -1,0 +1,135 @@
+"""int8 for OpenVINO: NNCF quantises a file, and single layers return to floating point without another calibration.
+
+A quantised layer is a MatMul or Convolution whose activations pass a FakeQuantize node. To return a layer to floating
+point, its product reads what enters that node, and takes its weights from the file before quantisation.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..measure.precision import saturates
+from .int8_settings import Calibration, Int8
+from .openvino import Run, opened, read_with_kernels
+from .openvino_core import signal_stack_kept
+from .packages import need
+
+_PRODUCTS = ("MatMul", "Convolution")
+#: How NNCF names the nodes that scale activations before quantisation.
+_SMOOTHED = "/nncf_smooth_quant"
+
+
+def quantise(path: Path, batches: Calibration, how: Int8) -> None:
+    """Quantise a file in its place."""
+    nncf = need("openvino", "nncf", "openvino")
+    model = read_with_kernels(path)
+    nncf.set_log_level(logging.ERROR)
+    others = sorted({node.get_type_name() for node in model.get_ops()} - {*_PRODUCTS, "Constant"})
+    # Products of two activations are the attention's, those with a constant the layers'.
+    inner = [node.get_friendly_name() for node in model.get_ops() if _of_activations(node)]
+    left = [node.get_friendly_name() for node in model.get_ops() if layer_name(node) in how.floats]
+    with signal_stack_kept():
+        quantised = nncf.quantize(
+            model,
+            nncf.Dataset(batches, lambda batch: batch),
+            preset=nncf.QuantizationPreset.MIXED,
+            model_type=nncf.ModelType.TRANSFORMER,
+            subset_size=len(batches),
+            ignored_scope=nncf.IgnoredScope(names=inner + left, types=others, validate=False),
+            advanced_parameters=nncf.AdvancedQuantizationParameters(
+                smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=how.smooth),
+                overflow_fix=nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.DISABLE,
+            ),
+        )
+    _replace(path, quantised)
+
+
+def layer_macs(path: Path) -> dict[str, int]:
+    """The multiply-accumulates of each layer of a file that computes in int8, in order of execution."""
+    found = {}
+    for node in read_with_kernels(path).get_ordered_ops():
+        if _is_quantised(node):
+            outputs, weights = list(node.get_output_shape(0)), list(node.get_input_shape(1))
+            channels = outputs[1 if node.get_type_name() == "Convolution" else -1]
+            found[layer_name(node)] = math.prod(outputs) * math.prod(weights) // channels
+    return found
+
+
+def open_reverted(path: Path, original: Path, names: Iterable[str], floats: str = "fp32") -> Run:
+    """A quantised file with some of its layers in floating point; no file is written."""
+    model = read_with_kernels(path)
+    revert(model, read_with_kernels(original), set(names))
+    return opened(model, floats=floats)
+
+
+def to_floats(path: Path, original: Path, names: Iterable[str]) -> None:
+    """Return layers of a quantised file to floating point, in its place. `original` is the file before quantisation."""
+    model = read_with_kernels(path)
+    revert(model, read_with_kernels(original), set(names))
+    _replace(path, model)
+
+
+def revert(model: Any, original: Any, names: set[str]) -> None:
+    """Return layers of a quantised model to floating point, with the weights and biases of the original model."""
+    known = {layer_name(node): node for node in original.get_ops() if node.get_type_name() in _PRODUCTS}
+    for node in model.get_ordered_ops():
+        if not _is_quantised(node) or layer_name(node) not in names:
+            continue
+        before = known[layer_name(node)]
+        source = node.input_value(0).get_node().input_value(0)
+        while source.get_node().get_friendly_name().endswith(_SMOOTHED):
+            source = source.get_node().input_value(0)
+        node.input(0).replace_source_output(source)
+        node.input(1).replace_source_output(_copied(before.input_value(1)))
+        # The quantiser corrects biases for the error of the layer.
+        (added,), (bias,) = (list(one.output(0).get_target_inputs()) for one in (node, before))
+        if added.get_node().get_type_name() == "Add":
+            _put_bias(added.get_node(), bias.get_node())
+
+
+def _put_bias(node: Any, before: Any) -> None:
+    for i in range(2):
+        if _constant(node.input_value(i).get_node()) and _constant(before.input_value(i).get_node()):
+            node.input(i).replace_source_output(_copied(before.input_value(i)))
+
+
+def _copied(value: Any) -> Any:
+    """A constant of another model as one of this model."""
+    node = value.get_node()
+    if node.get_type_name() != "Constant":
+        return value
+    return need("openvino", "openvino").opset13.constant(node.get_data()).output(0)
+
+
+def layer_name(node: Any) -> str:
+    """The name of a layer's PyTorch module. OpenVINO adds a suffix to products that it separates from their bias."""
+    return str(node.get_friendly_name()).removesuffix("/WithoutBiases")
+
+
+def _is_quantised(node: Any) -> bool:
+    kind = node.get_type_name()
+    return kind in _PRODUCTS and node.input_value(0).get_node().get_type_name() == "FakeQuantize"
+
+
+def _replace(path: Path, model: Any) -> None:
+    """Write a model in place of the file that it was read from."""
+    again = path.with_name(f"int8-{path.name}")
+    need("openvino", "openvino").save_model(model, again, compress_to_fp16=False)
+    again.replace(path)
+    again.with_suffix(".bin").replace(path.with_suffix(".bin"))
+
+
+def _of_activations(node: Any) -> bool:
+    if node.get_type_name() != "MatMul":
+        return False
+    return not any(_constant(node.input_value(i).get_node()) for i in range(2))
+
+
+def _constant(node: Any) -> bool:
+    """Whether a value is known beforehand: a constant, or made of constants alone."""
+    inputs = [node.input_value(i).get_node() for i in range(node.get_input_size())]
+    return node.get_type_name() == "Constant" or (bool(inputs) and all(map(_constant, inputs)))
