@@ -1,10 +1,10 @@
-"""SAM's layers as timm computes them and as they are here: milliseconds and peak memory, nothing approximated.
+"""Latency and peak memory of single attention layers of SAM ViT-B, in timm and with attendless.
 
     python benchmarks/sam.py [--size 1024] [--attention full foveal:keep=0.1] [--budget 60] [--threads 1]
 
-One attention of ViT-B that sees the whole image, and one that sees windows, with random weights, batch 1; `full` is
-exact. Contestants take turns in one process; memory is what a process of its own had at most, beyond what it had before
-the layer ran.
+The benchmark measures one layer with global attention and one with window attention, with random weights and batch 1.
+`full` computes the same function as timm; other attentions approximate it. Latency comes from an interleaved benchmark
+in one process. Peak memory is measured in a separate process, above the memory in use before the layer runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import attendless
 from attendless.measure.clock import interleave
 from attendless.stamp import stamp, stamp_line
 
-#: In the order of the layers.
+#: The kind of attention of each layer, in order.
 KINDS = ("window", "global")
 
 
@@ -41,7 +41,7 @@ def main() -> None:
         print(memory(*args.once, args.size))
         return
     print(stamp_line(stamp()))
-    print("\n| layer | attention | ms | times sooner (quartiles) | peak memory, MB | largest difference |")
+    print("\n| layer | attention | ms | speed-up over timm (quartiles) | peak memory, MB | largest difference |")
     print("|---|---|---|---|---|---|")
     for kind in KINDS:
         names = ("timm", *args.attention) if kind == "global" else ("timm", "full")
@@ -53,13 +53,13 @@ def main() -> None:
                 again = [sys.executable, __file__, "--once", kind, name, "--size", str(args.size)]
                 used = subprocess.run(again, check=True, capture_output=True, text=True).stdout.split()[-1]
                 found, off = timings.compare(name, "timm"), float((one(x) - exact).abs().max())
-                sooner = f"{found.ratio:.2f} ({found.quartiles[0]:.2f}–{found.quartiles[1]:.2f})"
+                speedup = f"{found.ratio:.2f} ({found.quartiles[0]:.2f}–{found.quartiles[1]:.2f})"
                 ms = f"{1e3 * timings.median(name):.0f}"
-                print(f"| {kind} | {name} | {ms} | {sooner} | {used} | {off:.1e} |", flush=True)
+                print(f"| {kind} | {name} | {ms} | {speedup} | {used} | {off:.1e} |", flush=True)
 
 
 def layer(kind: str, attention: str, size: int) -> nn.Module:
-    """The attention of one layer: timm's own, or patched."""
+    """The attention module of one layer: timm's own, or with `attention` patched in."""
     torch.manual_seed(0)
     model: Any = timm.create_model("samvit_base_patch16", img_size=size, depth=2, global_attn_indexes=(1,)).eval()
     for parameter in model.parameters():
@@ -77,17 +77,17 @@ def tokens(kind: str, size: int) -> Tensor:
 
 @torch.inference_mode()
 def memory(kind: str, attention: str, size: int) -> int:
-    """Megabytes that one forward took at most."""
+    """Peak memory of one forward pass in MB, above the memory in use before."""
     one, x = layer(kind, attention, size), tokens(kind, size)
-    one(x[:1, :14, :14])  # what libraries set up once
-    Path("/proc/self/clear_refs").write_text("5")  # the peak is counted anew (Linux)
+    one(x[:1, :14, :14])  # allocates what libraries set up at the first call
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak (Linux)
     before = resident("VmRSS")
     one(x)
     return (resident("VmHWM") - before) // 1024
 
 
 def resident(key: str) -> int:
-    """What Linux says of this process's memory, in kilobytes."""
+    """A field of this process's memory statistics in kilobytes (Linux)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(key))
 

@@ -1,6 +1,6 @@
-"""Feature maps for a detector or a segmentor, from a backbone that attends less: python examples/dense_features.py
+"""Feature maps for a detector or a segmentor, with efficient attention: python examples/dense_features.py
 
-The images are of a size the model was not made for, and not square: positions are resampled.
+The images are not square and larger than those of the model's training: position embeddings are resampled.
 """
 
 import torch

@@ -1,8 +1,7 @@
-"""Teach a model that attends less to answer as its teacher does, on a folder of pictures:
-python examples/distil_folder.py
+"""Distil a converted model on a folder of images without labels: python examples/distil_folder.py
 
-The pictures need no labels. Some scenes are written to a folder here, and the teacher's weights are random: give your
-folder and your weights, and more time.
+This example writes generated scenes to a folder and uses a teacher with random weights. Replace both with your own, and
+train longer.
 """
 
 import tempfile
@@ -12,22 +11,22 @@ from attendless.data import open_data
 from attendless.train import distill
 
 
-def main(pictures: int = 64, epochs: int = 1) -> None:
+def main(images: int = 64, epochs: int = 1) -> None:
     with tempfile.TemporaryDirectory() as name:
         photos = Path(name) / "photos"
         photos.mkdir()
-        scenes = open_data(f"scenes:train={pictures}", "train")
-        for i in range(pictures):
+        scenes = open_data(f"scenes:train={images}", "train")
+        for i in range(images):
             scenes[i][0].save(photos / f"{i}.png")
         found = distill(
             "columnar_micro_patch4_32",  # weights="teacher.safetensors"
             photos,
             attention="linformer",
-            out=Path(name) / "run",  # the same call on the same folder goes on where it stopped
+            out=Path(name) / "run",  # the same call with the same folder resumes
             epochs=epochs,
             batch=16,
         )
-        print(f"{found.steps} steps, the teacher's answer to {100 * found.metrics['agreement']:.0f} % of the pictures")
+        print(f"{found.steps} steps, top-1 agreement with the teacher {100 * found.metrics['agreement']:.0f} %")
 
 
 if __name__ == "__main__":

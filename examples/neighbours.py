@@ -1,4 +1,4 @@
-"""Neighbours: each patch looks at the patches within `radius` steps of its own, and at the prefix tokens.
+"""Neighbours: each patch attends to the patches at most `radius` steps away, and to the prefix tokens.
 
 out = softmax(q kᵀ / √D + mask) v,   mask = 0 where |Δrow|, |Δcolumn| ≤ radius, −∞ elsewhere
 """
@@ -18,7 +18,7 @@ class Neighbours(Attention):
 
     @dataclass(frozen=True)
     class Options(Options):
-        radius: int = option(2, "how many steps away a patch can see", low=0)
+        radius: int = option(2, "how many steps away a patch attends", low=0)
 
     def mask(self, grid):
         row = torch.arange(grid.height).repeat_interleave(grid.width)

@@ -322,7 +322,7 @@ def test_attentions_that_read_another_layer_need_one_before(monkeypatch: pytest.
     model = build("vit_tiny_patch16_224", img_size=64)
     assert convert(model, "reader", layers="1:")(images(model)).shape == (2, 7)
     with pytest.raises(
-        UserError, match=r"reader in blocks.0 reads the scores of the layer before, but it stands first"
+        UserError, match=r"reader in blocks.0 reads the scores of the layer before, but it is the first layer"
     ):
         convert(model, "reader")
     with pytest.raises(UserError, match="Xcit does not pass on the scores it reads"):

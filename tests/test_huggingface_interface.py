@@ -205,8 +205,6 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "data2vec": ("Data2VecVisionModel", "Data2VecVisionConfig", WHOLE, "its relative position bias is a mask"),
     "swin": ("SwinModel", "SwinConfig", {}, "it attends in windows already"),
     "vitdet": ("VitDetModel", "VitDetConfig", WHOLE, "VitDetAttention: it is not behind transformers"),
-    "pixtral": ("PixtralVisionModel", "PixtralVisionConfig", WHOLE, "packs the patches of images of different sizes"),
-    "radio": ("RadioModel", "RadioConfig", WHOLE, "packs the patches of images of different sizes"),
     "segformer": ("SegformerModel", "SegformerConfig", {}, "its keys are fewer than its queries already"),
     "bert": ("BertModel", "BertConfig", {}, "BertSelfAttention: not a supported vision attention"),
 }

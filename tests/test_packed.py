@@ -10,6 +10,7 @@ import torch
 
 from attendless.export import extension
 from attendless.export.fuse_qkv import pack
+from attendless.export.openvino_core import core_with_kernels
 from onnx_nodes import OURS, model_of
 
 onnx = pytest.importorskip("onnx")
@@ -59,11 +60,10 @@ def kinds(model: Any) -> list[str]:
 
 
 def results(model: Any) -> list[np.ndarray]:
-    openvino = pytest.importorskip("openvino")
+    pytest.importorskip("openvino")
     if reason := extension.available():
         pytest.skip(reason)
-    core = openvino.Core()
-    extension.add_to(core)
+    core = core_with_kernels()
     random = torch.Generator().manual_seed(0)
     shapes = [[2 if d.dim_param else d.dim_value for d in x.type.tensor_type.shape.dim] for x in model.graph.input]
     infer = core.compile_model(core.read_model(model.SerializeToString()), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})

@@ -116,7 +116,7 @@ def test_attentions_that_take_reduced_sets_compose(attention: str) -> None:
 def test_what_cannot_compose_says_why() -> None:
     with pytest.raises(UserError, match=r"window.*cannot serve grid 1\+8x8 reduced to 61"):
         column("window:size=4", "tome:r=4")
-    with pytest.raises(UserError, match=r"evit .* reads the class_attention of efficient, which cannot leave it"):
+    with pytest.raises(UserError, match=r"evit .* reads the class_attention of efficient, which does not provide it"):
         column("efficient", "evit:keep=0.5,at=1")
     with pytest.raises(UserError, match=r"there is no layer 6, the model's are 0 to 3"):
         column(tokens="evit")
@@ -124,7 +124,7 @@ def test_what_cannot_compose_says_why() -> None:
         column(tokens="tom:r=3")
     with pytest.raises(UserError, match=r"names 3 layers, but the model has 4: expected 1, 2 or 4"):
         column(tokens="tome:r=3/4/5")
-    with pytest.raises(UserError, match="drops patches, but the model's pool 'map' needs every one"):
+    with pytest.raises(UserError, match="drops patches, but the model's pool 'map' needs every patch"):
         column(tokens="evit:keep=0.5,at=1,fuse=false", global_pool="map", class_token=False)
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attendless.attention import Context, Grid
+from attendless.tokens.atc import clusters
 from merging_loops import cosines, means, reducer
 
 LINKAGES = {"average": lambda found: sum(found) / len(found), "complete": max, "single": min}
@@ -67,3 +68,14 @@ def test_copies_merge_first() -> None:
     out, context = reducer("atc:r=4")(x, Context(Grid(2, 4), keys=keys))
     torch.testing.assert_close(context.grid.restore(out), x)
     assert context.grid.cells[0].tolist() == [0, 1, 3, 7]
+
+
+def test_one_graph_serves_every_batch_size() -> None:
+    class Clusters(torch.nn.Module):
+        def forward(self, distance: Tensor) -> Tensor:
+            return clusters(distance, 2, "average")
+
+    batch = {"distance": {0: torch.export.Dim("batch", max=64)}}
+    graph = torch.export.export(Clusters(), (torch.rand(2, 5, 5),), dynamic_shapes=batch).module()
+    distance = torch.rand(3, 5, 5)
+    assert torch.equal(graph(distance), clusters(distance, 2, "average"))

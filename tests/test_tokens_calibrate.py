@@ -90,5 +90,5 @@ def test_mistakes(model: Columnar, images: Tensor) -> None:
         calibrate(model, images[:0])
     with pytest.raises(UserError, match="ceiling=-1"):
         calibrate(model, images, ceiling=-1)
-    with pytest.raises(UserError, match="reads the keys of fastformer, which cannot leave it"):
+    with pytest.raises(UserError, match="reads the keys of fastformer, which does not provide it"):
         calibrate(Columnar(**SHAPE, attention="fastformer"), images)

@@ -20,18 +20,25 @@ SHAPE = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 4, "num_head
 
 
 def merged_by_loops(x: Tensor, weight: Tensor, sizes: Tensor, r: int, prefix: int) -> tuple[Tensor, Tensor]:
-    """One image x [N, C]: each of the r patches with the least weight joins the most similar of the others."""
+    """One image x [N, C]: of the 1.5 r patches with the least weight (at most 35 % of all, or r), the r that are most
+    similar to one of the others, less 0.1 log weight, join it."""
     patches = list(range(prefix, len(x)))
-    gone = sorted(patches, key=lambda i: (float(weight[i]), -i))[:r]
-    groups = {i: [i] for i in patches if i not in gone}
-    for i in gone:
-        cosines = {j: float(torch.cosine_similarity(x[i], x[j], dim=0)) for j in groups}
-        groups[max(groups, key=lambda j: cosines[j])].append(i)
+    most = min(round(1.5 * r), max(r, int(0.35 * len(patches))))
+    candidates = sorted(patches, key=lambda i: (float(weight[i]), -i))[:most]
+    others = [i for i in patches if i not in candidates]
+    pairs = []
+    for i in candidates:
+        cosines = {j: float(torch.cosine_similarity(x[i], x[j], dim=0)) for j in others}
+        partner = max(others, key=lambda j: cosines[j])
+        pairs.append((cosines[partner] - 0.1 * math.log(weight[i]), i, partner))
+    joins = {i: partner for _, i, partner in sorted(pairs, reverse=True)[:r]}
     rows, total = [*x[:prefix]], []
-    for group in groups.values():
-        count = sum(float(sizes[j - prefix]) for j in group)
-        rows.append(sum(float(sizes[j - prefix]) * x[j] for j in group) / count)
-        total.append(count)
+    for kept in [i for i in sorted(candidates) if i not in joins] + others:
+        group = [kept, *(i for i, partner in joins.items() if partner == kept)]
+        share = weight[group] / weight[group].sum()
+        mean, length = share @ x[group], share @ x[group].norm(dim=1)
+        rows.append(mean * min(2.0, float(length / mean.norm())))
+        total.append(sum(float(sizes[j - prefix]) for j in group))
     return torch.stack(rows), torch.tensor(total)
 
 
@@ -76,6 +83,12 @@ def test_one_patch_at_least_remains(model: Columnar) -> None:
     with torch.inference_mode():
         counts = [step.x.shape[1] for step in fast.walk(*fast.embed(torch.randn(1, 3, 32, 32)))]
     assert counts == [17, 2, 2, 2, 2]
+
+
+def test_patches_that_remain_can_be_joined() -> None:
+    """A layer that removes many patches has no more candidates than it merges: all others are there to be joined."""
+    _, reducer = create_reducers(parse_tokens("rank:r=0/70"), 24, 12, 2).popitem()
+    assert [reducer.plan(Grid(*side)).sources for side in ((10, 10), (20, 20), (40, 40))] == [70, 105, 105]
 
 
 def test_schedules_and_layers() -> None:

@@ -74,5 +74,5 @@ def test_what_is_refused() -> None:
             torch.randn(1, 9, 8), Context(Grid(2, 4, 1), keys=torch.randn(1, 2, 9, 4), scores=torch.randn(1, 2, 4, 9))
         )
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 2}
-    with pytest.raises(UserError, match="reads the scores of foveal, which cannot leave it"):
+    with pytest.raises(UserError, match="reads the scores of foveal, which does not provide it"):
         Columnar(**small, attention="foveal", tokens="zerotprune:r=2")

@@ -135,7 +135,7 @@ def _random_by_plan(blocks: Blocks, free: np.ndarray, options: BigBirdOptions, h
     drawn = no_pattern(blocks)
     for number, (first, stop, some) in enumerate(stretches):
         if blocks.tokens in TRAINED:
-            # The older plan uses a range with its end.
+            # The older plan limits the range at its end only.
             allowed = free & (np.arange(length) < stop)
         else:
             allowed = free & bigbird_allows(length, first, stop, edge)

@@ -61,7 +61,7 @@ class Foveal(Attention):
     executes_more = "plain PyTorch masks dense products"
 
     def layout(self, grid: Grid) -> definition.Layout:
-        dispatch.refuse_tracing(self.name)  # the sides of a grid are symbols there
+        dispatch.refuse_tracing(self.name)  # while tracing, the sides of a grid are symbols, not numbers
         options, (height, width) = self.options, canvas.sides(grid.depth, grid.height, grid.width)
         if self.turn > MOST_TURN and options.coarse == "auto":
             options = dataclasses.replace(options, coarse=0)

@@ -28,7 +28,7 @@ class Attention(Cost, PrefixRows):
 
     A mechanism is a subclass that sets `name` and `Options` and defines `attend` and `core_macs`; most need no more.
     Weights of its own are created in `setup`. `refuses` returns the reason why a grid cannot be served. Mechanisms
-    that read scores of unusual shapes, or that learn a predictor, also inherit from a mixin in `attention.scores` or
+    that read scores of unusual shapes, or that train a predictor, also inherit from a mixin in `attention.scores` or
     `attention.selection`.
     """
 
@@ -237,11 +237,14 @@ class Attention(Cost, PrefixRows):
             return self.attend_prefix(x, context.grid), context
         q, k, v = self.project(x)
         out, context = self.attend(q, k, v, context)
-        if "class_attention" in context.wants & self.provides:
+        return self.merge(out), self.provide(q, k, context)
+
+    def provide(self, q: Tensor, k: Tensor, context: Context) -> Context:
+        """The context with the entries in `wants` that are computed from q and k [B, H, N, D]."""
+        wants = context.wants & self.provides
+        if "class_attention" in wants:
             context = context.replace(class_attention=class_attention(q, k, context.grid, scale=self.scale))
-        if "keys" in context.wants & self.provides:
-            context = context.replace(keys=k)
-        return self.merge(out), context
+        return context.replace(keys=k) if "keys" in wants else context
 
     def extra_repr(self) -> str:
         return f"{self.spec}, heads={self.num_heads}, grid={self.grid}"

@@ -1,4 +1,4 @@
-"""Backbones: what attentions live in. Importing them registers our models in timm."""
+"""Backbones: models that hold attentions and token reducers. Importing them registers our models in timm."""
 
 from typing import TypeGuard
 
@@ -28,5 +28,5 @@ __all__ = [
 
 
 def is_backbone(model: object) -> TypeGuard[Backbone]:
-    """Whether a model is an attendless backbone: it passes the context and counts its own cost, layer by layer."""
+    """Whether a model is an attendless backbone: it passes the context and counts its cost per layer."""
     return isinstance(model, Backbone)

@@ -1,8 +1,8 @@
-"""What both backbones share: layers run one after the other, each leaving what the next one reads, and what they cost.
+"""The common part of both backbones: running layers in order, passing the context, checking the order, counting costs.
 
-A backbone is a flat row of layers, whatever stages it has. It says what a layer is (`blocks`), what happens around it
-(`run_layer`: a pyramid shrinks the grid before the first of a stage), and what stands before and after (`embed`,
-`norm`, `forward_head`). Everything that goes through a model layer by layer goes through `walk`.
+A backbone is a flat list of layers, with or without stages. A subclass defines the layers (`blocks`), how one layer
+runs (`run_layer`; a hierarchical backbone also downsamples before the first layer of a stage), and what comes before
+and after them (`embed`, `norm`, `forward_head`). All code that visits a model layer by layer uses `walk`.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Backbone(TailedBackbone):
     blocks: Any
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        """Run one layer, with what belongs to it. The context says in `wants` what it must leave."""
+        """Run one layer. `context.wants` names the entries that the layer must provide."""
         raise NotImplementedError(f"{type(self).__name__} does not define run_layer")
 
     def walk(self, x: Tensor, context: Context, start: int = 0, stop: int | None = None) -> Iterator[Step]:
-        """Run the layers from `start` up to `stop`; before each, and once after the last, say where we are."""
+        """Run the layers from `start` up to `stop`; yield a `Step` before each layer, and one after the last."""
         wants = self.wants()
         last = len(wants) if stop is None else stop
         for number in range(start, last):
@@ -57,13 +57,13 @@ class Backbone(TailedBackbone):
         return x, context
 
     def wants(self) -> list[frozenset[str]]:
-        """What each layer must leave in the context: what the attention of the next one reads."""
+        """The context entries that each layer must provide: those that the attention of the next layer reads."""
         reads = [block.attn.reads for block in self.blocks]
         return [*reads[1:], frozenset()]
 
     @property
     def tokens(self) -> str:
-        """What reduces the tokens, as a spec; empty if nothing does."""
+        """The spec of the token reducer; empty if there is none."""
         return next((str(block.reducer.spec) for block in self.blocks if block.reducer is not None), "")
 
     def set_tokens(self, tokens: str | Spec, *, check: bool = True) -> None:
@@ -87,11 +87,11 @@ class Backbone(TailedBackbone):
             raise
 
     def check_order(self) -> None:
-        """Raise unless every attention and reducer finds what it reads, and every attention can serve its grid."""
+        """Raise unless every attention and reducer receives what it reads, and every attention supports its grid."""
         raise NotImplementedError(f"{type(self).__name__} does not define check_order")
 
     def forward_context(self, images: Tensor) -> tuple[Tensor, Context]:
-        """`forward_features` together with the context the last layer left: extra losses, the final grid."""
+        """`forward_features`, and the context after the last layer: extra losses, the final grid."""
         x, context = self.run_layers(*self.embed(images))
         return self.norm(x), context
 
@@ -123,8 +123,8 @@ class Place(NamedTuple):
 
 
 def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
-    """Raise unless everything in a stage finds what it reads: an attention in what the layer before leaves, a reducer
-    in what the attention of its own layer leaves. `entered`: the first finds what the stage before left."""
+    """Raise unless everything in a stage receives what it reads: an attention from the layer before, a reducer from the
+    attention of its own layer. `entered`: the first layer receives the entries of the stage before."""
     for before, place in zip([None, *places], places, strict=False):
         for entry in sorted(getattr(place.attention, "reads", ())):
             what = f"attention {place.attention.spec} in {place.name} reads the {entry} of the layer before"
@@ -133,16 +133,16 @@ def check_order(places: Sequence[Place], *, entered: bool = False) -> None:
             if before is None and entered:
                 continue
             if before is None:
-                raise UserError(f"{what}, but it stands first")
+                raise UserError(f"{what}, but it is the first layer")
             if entry not in getattr(before.attention, "provides", ()):
-                raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it")
+                raise UserError(f"{what}, but {_called(before.attention)} in {before.name} does not provide it")
             if entry == "scores" and (why := misreads(place.attention, before.attention)):
-                raise UserError(f"{what}, but {_called(before.attention)} in {before.name} cannot leave it: {why}")
+                raise UserError(f"{what}, but {_called(before.attention)} in {before.name} does not provide it: {why}")
             if before.reducer is not None:
-                raise UserError(f"{what}, but {before.reducer.name} in {before.name} takes tokens away in between")
+                raise UserError(f"{what}, but {before.reducer.name} in {before.name} removes tokens in between")
         for entry in sorted(getattr(place.reducer, "reads", ())):
             if entry not in getattr(place.attention, "provides", ()):
-                whose = f"the {entry} of {_called(place.attention)}, which cannot leave it"
+                whose = f"the {entry} of {_called(place.attention)}, which does not provide it"
                 raise UserError(f"reducer {place.reducer.name} in {place.name} reads {whose}")
 
 

@@ -1,4 +1,4 @@
-"""BBViT ("'Sufficient' Attention Is All You Need"): a small column under BigBird's patterns, for little data.
+"""BBViT ("'Sufficient' Attention Is All You Need"): a small isotropic ViT with BigBird's patterns, for small data sets.
 
 Its released code differs from its ViT in more than the attention, and from a usual ViT in other ways:
 
@@ -8,7 +8,7 @@ Its released code differs from its ViT in more than the attention, and from a us
     both          the mean over all tokens, the class token among them, is normed and classified; there is no norm
                   before. Positions and class token start from N(0, 1), every other weight as PyTorch draws it
 
-So `out_proj` is an argument of its own here, and whoever compares attentions keeps it the same for all.
+`out_proj` is therefore a separate argument. To compare attentions, use the same value for all of them.
 """
 
 from __future__ import annotations

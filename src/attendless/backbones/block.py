@@ -64,11 +64,11 @@ class Block(nn.Module):
         out, context = self.attn(self.norm1(x), context.only(self.attn.reads | self.attn.takes).wanting(asked))
         missing = [entry for entry in asked if getattr(context, entry) is None]
         if missing:
-            raise UserError(f"attention {self.attn.spec} was asked for {', '.join(missing)}, but left none")
+            raise UserError(f"attention {self.attn.spec} must provide {', '.join(missing)}, but did not")
         x = self.attn.refine(x + self.drop_path1(self.ls1(out)), context)
         if between is not None:
             x, context = between(x, context)
-        # One layer's scores at most are alive: what the next does not read goes here.
+        # Entries that the next layer does not read are dropped, so at most one layer's scores are in memory.
         context = context.only(wants).wanting(wants)
         x = x + self.drop_path2(self.ls2(self.feed_forward(self.norm2(x), context.grid)))
         return x, context
@@ -84,7 +84,7 @@ class Block(nn.Module):
         return weight_macs(self.mlp, grid.tokens)
 
     def check(self, grid: Grid) -> Grid:
-        """Raise if the attention cannot serve the grid that enters the block; return the grid that leaves it."""
+        """Raise if the attention does not support the grid that enters the block; return the grid after the block."""
         after = self.grid_after(grid)
         serves = after if self.reducer is not None and self.reducer.first else grid
         if serves.reduced:
@@ -112,7 +112,7 @@ class ConvBlock(Block):
     def check(self, grid: Grid) -> Grid:
         after = super().check(grid)
         if after.reduced:
-            raise UserError(f"tokens cannot go before an MLP that convolves over the grid of {grid.whole()}")
+            raise UserError(f"tokens cannot be removed before an MLP that convolves over the grid of {grid.whole()}")
         return after
 
     def feed_forward(self, x: Tensor, grid: Grid) -> Tensor:
@@ -125,7 +125,7 @@ def run_block(block: nn.Module, x: Tensor, context: Context, *, checkpointing: b
 
 
 def rebuild_block(block: nn.Module, spec: Spec, grid: Grid, kind: type[Block] = Block) -> Block:
-    """timm's block as one of `kind` that attends as `spec` says, with every weight of the same name and shape."""
+    """timm's block as a block of `kind` with attention `spec`, and with every weight of the same name and shape."""
     if type(block) is not TimmBlock:
         raise UserError(f"block type {type(block).__name__} is not supported: only timm's pre-norm Block is")
     names = ("norm1", "norm2", "mlp", "ls1", "ls2", "drop_path1", "drop_path2")

@@ -1,12 +1,12 @@
-"""CeiT: a columnar backbone that puts convolutions where a ViT has none.
+"""CeiT: an isotropic backbone with convolutions in the stem and in the MLPs.
 
     stem      7 × 7 at stride 2, BatchNorm, a maximum over 3 × 3 at stride 2; then patches of a quarter of the size
-    MLP       1 × 1, depthwise 3 × 3, 1 × 1, each with BatchNorm, GELU after the first two; on the patches alone: the
-              normed class token passes, so that the residual makes it x + norm(x)
-    answer    an embedding of its layer is added to every layer's class token; the last attends to all, then an MLP
+    MLP       1 × 1, depthwise 3 × 3, 1 × 1, each with BatchNorm, GELU after the first two; on the patches alone:
+              the normed class token is passed through, so the residual connection gives x + norm(x)
+    output    an embedding of its layer is added to every layer's class token; the last attends to all, then an MLP
 
-The class tokens travel in the context (`trail`); the last layer's output has the one that answers. Weights start as in
-the authors' code: linear layers and tokens from N(0, 0.02²), convolutions as PyTorch draws them.
+The class tokens travel in the context (`trail`); the first token of the last layer's output is classified.
+Weights are initialised as in the authors' code: linear layers and tokens from N(0, 0.02²), convolutions as in PyTorch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PooledStem(PatchEmbed):
         if any(side % 4 for side in self.patch_size):
             raise UserError(f"patch_size={self.patch_size}: the stem halves the image twice, so 4 must divide patches")
         biased = self.proj.bias is not None
-        del self.proj  # what images enter first stands first
+        del self.proj  # registered again below, after the stem, so that modules are listed in order of use
         self.conv = nn.Conv2d(in_chans, stem, 7, 2, padding=3, bias=False)
         self.bn = nn.BatchNorm2d(stem)
         quarter = (self.patch_size[0] // 4, self.patch_size[1] // 4)
@@ -51,7 +51,7 @@ class PooledStem(PatchEmbed):
         return self.norm(x.flatten(2).transpose(1, 2) if self.flatten else x.permute(0, 2, 3, 1))
 
     def macs(self, grid: Grid) -> int:
-        """Of one image: the convolution on half its sides, the projection on every patch."""
+        """MACs of one image: the convolution at half the resolution, the projection on every patch."""
         pixels = grid.patches * 4 * self.proj.kernel_size[0] * self.proj.kernel_size[1]
         return pixels * self.conv.weight.numel() + grid.patches * self.proj.weight.numel()
 
@@ -59,7 +59,7 @@ class PooledStem(PatchEmbed):
 class LocalMlp(nn.Module):
     """CeiT's locally enhanced MLP. Prefix tokens pass unchanged.
 
-    Its 1 × 1 convolutions are linear layers here; PyTorch draws the weights of both alike.
+    Its 1 × 1 convolutions are linear layers here; PyTorch initialises both alike.
     """
 
     def __init__(self, dim: int, hidden: int) -> None:
@@ -117,7 +117,7 @@ class CeiT(ColumnarBackbone, VisionTransformer):
     def __init__(self, *args: Any, stem: int = 64, **kwargs: Any) -> None:
         super().__init__(*args, embed_layer=partial(PooledStem, stem=stem), **kwargs)
         if self.global_pool != "token" or self.num_prefix_tokens != 1:
-            raise UserError("CeiT answers from its class token: expected global_pool='token' and no registers")
+            raise UserError("CeiT classifies its class token: expected global_pool='token' and no registers")
         self.stem = stem
         parts = ("norm1", "norm2", "ls1", "ls2", "drop_path1", "drop_path2", "reducer")
         for i, block in enumerate(self.blocks):
@@ -129,7 +129,7 @@ class CeiT(ColumnarBackbone, VisionTransformer):
         heads, layers = self.blocks[0].attn.num_heads, len(self.blocks)
         self.layer_attention = LayerAttention(self.embed_dim, heads, ratio, _like(final), layers)
         trunc_normal_(self.cls_token, std=0.02)
-        self.check_order()  # once more: this MLP wants every patch
+        self.check_order()  # again, because this MLP requires every patch
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
         x, context = super().run_layer(number, x, context)

@@ -8,7 +8,7 @@ layer contribute keys and values only. The logits are those of the whole layer u
 
     `readout` is set                  by `convert`, by a saved file or by the user
     `needs_patches()` is empty        pool, head and last norms are known to read prefix tokens alone
-    nobody observes the last block    no hook and no replaced `forward` in the block or the last norm (`observed`)
+    the last block is not observed    no hook and no replaced `forward` in the block or the last norm (`observed`)
 
 Training, `forward_features`, `forward_intermediates`, attention maps and dense heads always run the whole block.
 """
@@ -62,7 +62,7 @@ class ClassTokenTail(Block):
 
     @property
     def attends_rows(self) -> bool:
-        """Whether the attention too computes prefix rows alone; if not, the MLP alone is spared the patches."""
+        """Whether the attention too computes prefix rows alone; if not, only the MLP skips the patches."""
         qkv = self.attn.qkv
         return self.attn.prefix_is_full and type(qkv) is nn.Linear and not replaced(qkv)
 
@@ -83,10 +83,10 @@ class ClassTokenTail(Block):
 
 
 class TailedBackbone(_Module):
-    """The part of `Backbone` that knows its tail."""
+    """The part of `Backbone` that handles the class-token-only last layer."""
 
     blocks: Any
-    #: Whether `forward` shall compute the last layer for the class token alone, where nothing else is read.
+    #: Whether `forward` computes the last layer for the class token alone, if nothing else is read.
     readout: bool = False
 
     def needs_patches(self) -> str:

@@ -1,4 +1,4 @@
-"""The columnar backbone: timm's VisionTransformer, key for key, whose blocks pass the context."""
+"""The isotropic backbone: timm's VisionTransformer with the same weight names, whose blocks pass the context."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class ColumnarBackbone(Backbone, _Base):
         start_attentions(self.blocks, scratch=scratch and kwargs.get("weight_init") != "skip")
 
     def check_order(self) -> None:
-        """Raise unless every attention and reducer finds what it reads."""
+        """Raise unless every attention and reducer receives what it reads."""
         check_order([Place(f"blocks.{i}", block.attn, block.reducer) for i, block in enumerate(self.blocks)])
         grid = self.grid()
         for block in self.blocks:
@@ -85,11 +85,11 @@ class ColumnarBackbone(Backbone, _Base):
         return Grid(height, width, self.num_prefix_tokens)
 
     def _check_pool(self) -> None:
-        """Raise if the classifier pools patches in a way that dropped or merged ones would make wrong."""
+        """Raise if the classifier pools patches in a way that does not support dropped patches."""
         dropped = [block.reducer for block in self.blocks if block.reducer is not None and block.reducer.drops]
         if dropped and self.global_pool not in ("token", "avg", ""):
             raise UserError(
-                f"reducer {dropped[0].spec} drops patches, but the model's pool {self.global_pool!r} needs every one"
+                f"reducer {dropped[0].spec} drops patches, but the model's pool {self.global_pool!r} needs every patch"
             )
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
@@ -158,7 +158,7 @@ class ColumnarBackbone(Backbone, _Base):
         taken = []
         for step in self.walk(*self.embed(x), stop=last + 1 if stop_early else None):
             x, grid = step.x, step.context.grid
-            if step.number - 1 in take:  # what enters a layer has left the one before
+            if step.number - 1 in take:  # a step holds the input of its layer: the output of the layer before
                 taken.append(grid.restore(self.norm(x) if norm else x))
         prefixes = [y[:, : grid.prefix] for y in taken] if grid.prefix else None
         maps = [y[:, grid.prefix :] for y in taken]
@@ -181,11 +181,11 @@ class ColumnarBackbone(Backbone, _Base):
         return set(super().no_weight_decay()) | own
 
     def embedding_macs(self, grid: Grid) -> int:
-        """What it takes to make the patches of one image on `grid`."""
+        """MACs of the patch embedding for one image on `grid`."""
         return weight_macs(self.patch_embed, grid.patches)
 
     def head_macs(self, grid: Grid) -> int:
-        """What stands after the last layer."""
+        """MACs of everything after the last layer."""
         return _head_macs(self, grid)
 
     def costs(self, size: tuple[int, int] | None = None, batch: int = 1) -> list[Layer]:

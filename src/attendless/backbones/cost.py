@@ -1,4 +1,4 @@
-"""What a backbone costs, layer by layer, from its modules' own formulas."""
+"""The cost of a backbone per layer, from the formulas of its modules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..attention import Choice, Grid, Macs, Spec
 
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One row of a backbone's cost: where, on which grid, with which attention (if any), and what it costs."""
+    """One row of a backbone's cost: name, grid, attention (if any), MACs and parameters."""
 
     name: str
     grid: Grid
@@ -22,7 +22,7 @@ class Layer:
 
 
 def weight_macs(module: nn.Module, positions: int) -> int:
-    """Multiply-accumulates of the linear layers and convolutions in `module`, each applied at `positions` places."""
+    """Multiply-accumulates of the linear layers and convolutions in `module`, each applied at `positions` positions."""
     layers = (m for m in module.modules() if isinstance(m, nn.Linear | nn.Conv1d | nn.Conv2d))
     return sum(positions * layer.weight.numel() for layer in layers)
 

@@ -1,8 +1,8 @@
-"""DeepViT: a columnar backbone with a stem of two convolutions, and `reattention` in its last layers.
+"""DeepViT: an isotropic backbone with a stem of two convolutions, and `reattention` in its last layers.
 
-    blocks    x + branch(norm(skip · x)) / skip        skip = 0.5 in DeepViT-S and -L: branches count twice
+    blocks    x + branch(norm(skip · x)) / skip        skip = 0.5 in DeepViT-S and -L: branches are doubled
 
-A norm of skip · x is the norm of x with an epsilon divided by skip², so that no block multiplies its input.
+The norm of skip · x is the norm of x with an epsilon divided by skip², so blocks need not multiply their input.
 """
 
 from __future__ import annotations

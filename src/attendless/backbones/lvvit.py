@@ -1,12 +1,11 @@
-"""LV-ViT: a columnar backbone whose patches come from a few convolutions, and which answers for every patch.
+"""LV-ViT: an isotropic backbone with a convolutional stem and a second classifier for patches.
 
     stem      7 × 7 at stride 2, 3 × 3, 3 × 3, each with BatchNorm and ReLU; then patches of half the size
-    blocks    x + branch(norm x) / skip: each branch is divided by a constant, which lets a deep model train
-    answer    head(class token) + ½ max over patches of aux_head(patch)
+    blocks    x + branch(norm x) / skip: each branch is divided by a constant, which stabilises training of deep models
+    output    head(class token) + ½ max over patches of aux_head(patch)
 
-In training the answer is the class token's alone, and `patch_logits` is what token labelling teaches beside it
-(`train.labelling`). Weights have their authors' names; what else a columnar backbone can do, this one does. Where
-tokens were reduced, the maximum is over those left.
+In training the output is that of the class token alone; token labelling (`train.labelling`) trains `patch_logits` in
+addition. Weights have the authors' names. After token reduction, the maximum is over the remaining tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ class LVViT(Stemmed):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.global_pool != "token":
-            raise UserError(f"global_pool={self.global_pool!r}: LV-ViT answers from its class token, expected 'token'")
+            raise UserError(f"global_pool={self.global_pool!r}: LV-ViT classifies its class token, expected 'token'")
         self.aux_head = _head_like(self.head)
 
     def patch_logits(self, x: Tensor) -> Tensor:
-        """What each patch of the normed tokens x [B, N, C] answers: [B, n, classes]."""
+        """Logits of each patch of the normed tokens x [B, N, C]: [B, n, classes]."""
         return self.aux_head(x[:, self.num_prefix_tokens :])
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -45,7 +44,7 @@ class LVViT(Stemmed):
 
 
 def _head_like(head: nn.Module) -> nn.Module:
-    """Another classifier of the same shape, at its start."""
+    """A newly initialised classifier of the same shape."""
     if not isinstance(head, nn.Linear):
         return nn.Identity()
     made = nn.Linear(head.in_features, head.out_features, device=head.weight.device, dtype=head.weight.dtype)

@@ -1,8 +1,8 @@
 """Our models in timm: `timm.create_model("pyramid_swin_tiny", attention="window/window/full/full")`.
 
-The name begins with the backbone, but for LaViT's and BBViT's. Every model takes `attention="…"`, by default what its
-authors used; those whose weights timm has on its hub load them with `pretrained=True`, under another attention as far
-as names and shapes fit.
+Names start with the backbone, except those of LaViT and BBViT. Every model takes `attention="…"`; the default is the
+attention of its authors. Models with weights on timm's hub load them with `pretrained=True`; with another attention,
+the weights whose names and shapes fit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Model:
             name,
             pretrained,
             pretrained_filter_fn=self.adapt,
-            # As timm's: every stage of a pyramid, the last three blocks of a column.
+            # As in timm: every stage of a hierarchical model, the last three blocks of an isotropic one.
             feature_cfg={"out_indices": len(arguments.get("depths", (1, 1, 1))), "feature_cls": "getter"},
             **{"scratch": not pretrained, **arguments},
         )
@@ -62,7 +62,7 @@ def _register(name: str, model: Model) -> None:
 
     entry.__name__ = entry.__qualname__ = name
     theirs = get_pretrained_cfg(model.weights) if model.weights else None
-    # Pyramids take images of any size, also where timm's own do not.
+    # Hierarchical backbones accept images of any size, unlike some of timm's.
     side = model.arguments.get("img_size", 224)
     ours = {**model.layers, "fixed_input_size": not issubclass(model.backbone, Pyramid), "input_size": (3, side, side)}
     default_cfgs[name] = {**(theirs.to_dict() if theirs else _IMAGENET), **ours}
@@ -70,7 +70,7 @@ def _register(name: str, model: Model) -> None:
 
 
 def _fair(patch: int, dims: tuple[int, ...], depths: tuple[int, ...], heads: tuple[int, ...]) -> dict[str, Any]:
-    """The comparison's column is its pyramid with one stage: the same embedding, positions, norms and pool."""
+    """The isotropic model of the fair comparison is its hierarchical model with one stage."""
     return {"patch_size": patch, "embed_dims": dims, "depths": depths, "num_heads": heads}
 
 
@@ -141,7 +141,7 @@ def _lvvit(dim: int, depth: int, heads: int, skip: float) -> Model:
 
 
 def _deepvit(dim: int, depth: int, heads: int, reattending: int) -> Model:
-    """Re-attention in the last layers, a stem of two convolutions, branches doubled."""
+    """Re-attention in the last layers, a stem of two convolutions, doubled branches."""
     attention = f"{depth - reattending}xfull/{reattending}xreattention:scale"
     sizes = {"embed_dim": dim, "depth": depth, "num_heads": heads, "mlp_ratio": 3, "skip": 0.5, "kernels": (7, 3)}
     return Model(DeepViT, {**sizes, "attention": attention}, layers={**_LVVIT_LAYERS, "classifier": "head"})
@@ -153,14 +153,14 @@ def _ceit(dim: int, heads: int) -> Model:
 
 
 def _hvt(dim: int, heads: int, *depths: int) -> Model:
-    """A column whose tokens are pooled between its stages, without a class token."""
+    """An isotropic model whose tokens are pooled between its stages, without a class token."""
     stages = len(depths)
     sizes = {"embed_dims": (dim,) * stages, "depths": depths, "num_heads": (heads,) * stages, "patch_size": 16}
     return Model(Pyramid, {**sizes, "attention": "full", "embedding": "pool", "positions": "learned"})
 
 
 def _bbvit(dim: int, depth: int, size: int, patch: int, head_dim: int = 64, **changes: Any) -> Model:
-    """A column of BBViT's shape: ten classes, dropout, an MLP of twice the width, the mean over every token."""
+    """An isotropic model of BBViT's shape: ten classes, dropout, an MLP of twice the width, mean pooling."""
     shape = {"img_size": size, "patch_size": patch, "embed_dim": dim, "depth": depth, "num_heads": dim // head_dim}
     rates = {"proj_drop_rate": 0.1, "pos_drop_rate": 0.1}
     pool = {"global_pool": "avg", "pool_include_prefix": True, "fc_norm": True}
@@ -168,10 +168,10 @@ def _bbvit(dim: int, depth: int, size: int, patch: int, head_dim: int = 64, **ch
     return Model(BBViT, {"num_classes": 10, "mlp_ratio": 2, **shape, **rates, **pool, **norm, **changes})
 
 
-#: What BBViT's released code is, and what its ViT is.
+#: The options of BBViT's released code and of its ViT.
 _BIGBIRD: dict[str, Any] = {"attention": "bigbird:form=1d", "out_proj": False}
 _ITS_VIT: dict[str, Any] = {"attention": "full", "qkv_bias": False, "attn_drop_rate": 0.1}
-#: Drawing it takes a third of a small model's step on a CPU, and few epochs want none. Recipes may ask for it (`drop`).
+#: Dropout takes a third of a small model's step on a CPU and does not help in few epochs. Recipes can set it (`drop`).
 _NO_DROPOUT: dict[str, Any] = {"proj_drop_rate": 0.0, "pos_drop_rate": 0.0}
 
 
@@ -191,7 +191,7 @@ _STEM = {
 
 def _lavit(*depths: int, vanilla: int) -> dict[str, Any]:
     """PVT v2's skeleton; less attention in the last two stages behind `vanilla` layers of the third and one of the
-    fourth, scores carried between stages. The poster says neither, so this is ours."""
+    fourth, scores carried between stages. The poster specifies neither; this is our choice."""
     less = "lavit:map=dense,mix=false,dp=0.1"
     third = [*["reduced"] * vanilla, *[f"{less},ratio=2"] * (depths[2] - vanilla)]
     fourth = ["full", *[less] * (depths[3] - 1)]

@@ -1,13 +1,13 @@
-"""Less attention put into seven backbones, as LaViT's poster does, and how scores are carried where tokens change.
+"""Less attention in seven backbones, as in LaViT's poster, and how scores are passed where the tokens change.
 
 ViT, DeiT    the first four layers keep full attention, the other eight have less
-DeepViT      the same; what is handed on are the scores before the softmax, so before re-attention, which follows
+DeepViT      the same; the scores passed on are those before the softmax, and so before re-attention
 CeiT         the same
-HVT          the same; where tokens are pooled, so are the scores, on both of their axes
-PVT          one layer of each stage keeps its own, the others read its scores of 49 keys; by offset maps, because a
-             stage of 3,136 tokens would want a Ψ of 3,136²; stages begin anew
-Swin         the same, in windows. Windows of another shift hold other pairs of patches, so no layer of a stage is
-             shifted that reads: one that is shifted stands behind one that is, or scores begin anew
+HVT          the same; where tokens are pooled, the scores are pooled on both axes
+PVT          one layer of each stage keeps its attention, the others read its scores of 49 keys, with offset maps: a
+             stage of 3,136 tokens would need a Ψ of 3,136². Scores do not pass between stages
+Swin         the same, in windows. Shifted windows hold other pairs of patches, so a layer that reads scores has the
+             shift of the layer before it
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ PLUGINS: dict[str, tuple[str, str]] = {
     "PVT": ("pyramid_pvt_tiny", "pyramid_pvt_small"),
     "Swin": ("pyramid_swin_tiny", "pyramid_swin_small"),
 }
-#: Layers of a column that keep full attention.
+#: Number of layers of an isotropic model that keep full attention.
 VANILLA = 4
 
 
 def with_less(name: str, less: str = "") -> dict[str, Any]:
-    """The arguments that give a model of `PLUGINS` less attention, to be passed to `timm.create_model`. `less` are
-    further options of it, such as `map=dense,mix=false`."""
+    """Arguments for `timm.create_model` that give a model of `PLUGINS` less attention. `less` holds further options of
+    `lavit`, such as `map=dense,mix=false`."""
     given = MODELS[name].arguments
     if name.startswith("pyramid_"):
         return {"attention": "/".join(_stages(name, given["depths"], less))}

@@ -1,4 +1,4 @@
-"""Where a token stands, told to the tokens of a stage: added before its blocks, or by a convolution after the first."""
+"""Position embeddings of a stage: added before its blocks, or a convolution after its first block."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FourierPositions(nn.Module):
         return grid
 
     def resize(self, grid: Grid) -> None:
-        """Nothing is tied to the grid."""
+        """No weights depend on the grid."""
 
 
 class LearnedPositions(nn.Module):

@@ -1,7 +1,7 @@
-"""The pyramid backbone: stages of ever fewer and wider tokens, each naming what it attends with.
+"""The hierarchical backbone: stages of fewer and wider tokens, each with its own attentions.
 
-One skeleton serves every family: PVT, Swin, Twins and the fair comparison's pyramid differ in values only (`Style`).
-The API is timm's; tokens are [B, N, C], prefix first, as in the columnar backbone.
+One class serves every family: PVT, Swin, Twins and the model of the fair comparison differ in the values of `Style`.
+The API is timm's; tokens are [B, N, C], prefix first, as in the isotropic backbone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Pyramid(Backbone, nn.Module):
         if not len(depths) == len(embed_dims) == len(num_heads) or min(depths) < 1:
             raise UserError(
                 f"depths={tuple(depths)}, embed_dims={tuple(embed_dims)} and num_heads={tuple(num_heads)} must "
-                "name the same stages, of one layer or more"
+                "have the same length, and every stage at least one layer"
             )
         self.style = look = Style(**style)
         specs = expand_stages(attention, depths) if isinstance(attention, str) else attention
@@ -127,8 +127,8 @@ class Pyramid(Backbone, nn.Module):
         self.init_weights(scratch)
 
     def init_weights(self, scratch: bool = True) -> None:
-        """Linear layers from N(0, 0.02²), cut off at 2, their biases at zero, as all these families have it; from
-        `scratch` also what attentions add, as their authors do, and convolutions where the style's do."""
+        """Initialise linear layers from N(0, 0.02²), truncated at 2, with zero biases, as all these families do. With
+        `scratch`, also the weights that attentions add, and the convolutions of styles that initialise them."""
         shared = [layer for b in self.blocks for layer in (b.attn.qkv, b.attn.proj, b.mlp.fc1, b.mlp.fc2)]
         merging = [m.reduction for m in self.modules() if isinstance(m, Merge)]
         for layer in (*shared, *merging, self.head):
@@ -140,10 +140,10 @@ class Pyramid(Backbone, nn.Module):
         if scratch and self.style.draws_convolutions:
             start_convolutions(self)
 
-    # What it is made of ------------------------------------------------------------------------------------------
+    # Parts and costs ---------------------------------------------------------------------------------------------
 
     def check_order(self) -> None:
-        """Raise unless every attention and reducer finds what it reads in its stage."""
+        """Raise unless every attention and reducer receives what it reads in its stage."""
         for i, stage in enumerate(self.stages):
             places = [(f"stages.{i}.blocks.{j}", block) for j, block in enumerate(stage.blocks)]
             check_order(
@@ -153,7 +153,7 @@ class Pyramid(Backbone, nn.Module):
                 continue
             stage.carry.check(self.stages[i - 1].blocks[-1].attn, stage.blocks[0].attn)
             if any(block.reducer is not None for block in self.stages[i - 1].blocks):
-                raise UserError(f"scores are carried to stage {i} from all tokens of the one before: none may go there")
+                raise UserError(f"stage {i} reads the scores of all tokens of the stage before: use no reducer there")
         for stage, grid in zip(self.stages, self.grids(), strict=True):
             for block in stage.blocks:
                 grid = block.check(grid)
@@ -196,7 +196,7 @@ class Pyramid(Backbone, nn.Module):
         raise IndexError(f"there is no layer {number} after the last")
 
     def wants(self) -> list[frozenset[str]]:
-        """Nothing is left from one stage to the next, where grids differ, but scores that are carried there."""
+        """Grids differ between stages, so no entries are passed on, except scores if the next stage has a `carry`."""
         found: list[frozenset[str]] = []
         for stage, after in zip(self.stages, [*self.stages[1:], None], strict=True):
             carried = after is not None and after.carry is not None
@@ -236,7 +236,7 @@ class Pyramid(Backbone, nn.Module):
     ) -> Any:
         """As timm's: the maps [B, C, height, width] after chosen stages. `norm` reaches the last stage's only."""
         if output_fmt != "NCHW":
-            raise UserError(f"output_fmt={output_fmt!r}: a pyramid gives maps, expected NCHW")
+            raise UserError(f"output_fmt={output_fmt!r}: a hierarchical model returns maps, expected NCHW")
         take, last = feature_take_indices(len(self.stages), indices)
         ends = {end - 1: i for i, end in enumerate(accumulate(len(stage.blocks) for stage in self.stages))}
         stop = next(end + 1 for end, i in ends.items() if i == last) if stop_early else None
@@ -250,7 +250,7 @@ class Pyramid(Backbone, nn.Module):
         return maps if intermediates_only else (x if stop_early else self.norm(x), maps)
 
     def stage_maps(self, images: Tensor) -> tuple[list[Tensor], Context]:
-        """The map [B, C, height, width] after every stage, tokens that were reduced put back, and the last context."""
+        """The map [B, C, height, width] after every stage, with reduced tokens restored, and the last context."""
         ends = set(accumulate(len(stage.blocks) for stage in self.stages))
         maps = []
         for number, x, context in self.walk(*self.embed(images)):
@@ -259,7 +259,7 @@ class Pyramid(Backbone, nn.Module):
         return maps, context
 
     def drop_class_token(self) -> None:
-        """Go on without a class token and its position, as PVT does under dense heads."""
+        """Remove the class token and its position, as PVT does with dense heads."""
         last = self.stages[-1]
         if not self.num_prefix_tokens or last.positions is None:
             return
@@ -283,10 +283,10 @@ class Pyramid(Backbone, nn.Module):
         return take
 
     def set_input_size(self, img_size: int | tuple[int, int] | None = None, patch_size: int | None = None) -> None:
-        """Move weights that are tied to the token grid to that of `img_size`."""
+        """Resample weights that depend on the token grid for images of `img_size`."""
         if patch_size not in (None, self.patch_embed.stride):
             raise UserError(
-                f"patch_size={patch_size}: a pyramid keeps the one it was made with, {self.patch_embed.stride}"
+                f"patch_size={patch_size}: the patch size of a hierarchical model is fixed at {self.patch_embed.stride}"
             )
         if img_size is not None:
             self.patch_embed.img_size = to_2tuple(img_size)
@@ -312,7 +312,7 @@ class Pyramid(Backbone, nn.Module):
         return any(stage.grad_checkpointing for stage in self.stages)
 
     def no_weight_decay(self) -> set[str]:
-        """Positions, class token, and what an attention says of its own weights."""
+        """Positions, class token, and the weights that attentions name."""
         told = [(n, m) for n, m in self.named_modules() if m is not self and hasattr(m, "no_weight_decay")]
         return {f"{name}.{weight}" for name, module in told for weight in module.no_weight_decay()}
 
@@ -330,7 +330,7 @@ class Pyramid(Backbone, nn.Module):
         }
 
     def _pool(self, name: str | None) -> str:
-        """Which tokens the head sees: the class token if there is one, otherwise the mean, unless told."""
+        """Which tokens the head reads: `name`; by default the class token if there is one, otherwise the mean."""
         known = ("token", "avg", "") if self.num_prefix_tokens else ("avg", "")
         if name is not None and name not in known:
             raise UserError(

@@ -1,4 +1,4 @@
-"""One stage of a pyramid: its entrance, its blocks, and the choices that make it PVT's, Swin's or Twins'."""
+"""One stage of a hierarchical backbone: its entrance, its blocks, and the options of PVT, Swin and Twins."""
 
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ MlpKind = Literal["plain", "conv", "conv_relu"]
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-    """What a family of pyramids chose; the defaults are the fair comparison's choices.
+    """The options of a family of hierarchical models; the defaults are those of the fair comparison.
 
-    `embedding`: patches side by side, overlapping patches, patches by convolutions that halve step by step, patches
-    merged 2 × 2 after the first stage, or pooled in a line (HVT). `carry`: how scores reach the next stage, if they do
-    (see `carry.py`).
+    `embedding`: separate patches, overlapping patches, a stack of convolutions of stride 2, patches merged 2 × 2 after
+    the first stage, or pooled along the sequence (HVT). `carry`: how scores are passed to the next stage (`carry.py`).
     `positions`: Fourier features before the first stage, learned in every stage, by convolution in every stage, none.
     `mlp`: plain, or with a depthwise convolution over the grid, or with that and a ReLU before it.
-    `class_token`: one joins in the last stage. `stage_norms`: every stage ends in a norm, not only the last.
+    `class_token`: the last stage has one. `stage_norms`: every stage ends in a norm, not only the last.
     """
 
     embedding: Embedding = "merge"
@@ -72,14 +71,14 @@ class Style:
 
     @property
     def draws_convolutions(self) -> bool:
-        """Whether its authors draw convolutions themselves, as PVT v2 and Twins do; PVT, Swin and the fair comparison
-        leave them as PyTorch draws them."""
+        """Whether convolutions have an initialisation of their own, as in PVT v2 and Twins; PVT, Swin and the fair
+        comparison use PyTorch's."""
         return self.embedding in ("overlap", "halving") or self.positions == "conv"
 
     @property
     def norms_maps(self) -> bool:
-        """Whether its authors norm each map under dense heads, as Swin's do. PVT's do not, and where every stage ends
-        in a norm there is one already."""
+        """Whether each map is normalised before dense heads, as in Swin. PVT does not, and with `stage_norms` maps are
+        already normalised."""
         return not self.stage_norms and self.positions != "learned"
 
     def embed(self, in_chans: int, dim: int, stride: int) -> ConvEmbed:
@@ -91,7 +90,7 @@ class Style:
     def downsample(self, in_chans: int, dim: int) -> ConvEmbed | Merge | LinePool:
         if self.embedding == "pool":
             if in_chans != dim:
-                raise UserError(f"embedding='pool' keeps the width: expected stages as wide, got {in_chans} and {dim}")
+                raise UserError(f"embedding='pool' needs stages of equal width, got {in_chans} and {dim}")
             return LinePool()
         merge = self.embedding == "merge"
         return Merge(in_chans, dim, eps=self.embed_eps) if merge else self.embed(in_chans, dim, 2)
@@ -114,7 +113,7 @@ class Style:
 
 
 class Stage(nn.Module):
-    """Tokens of the stage before → fewer and wider tokens, told where they stand, through the stage's blocks."""
+    """Downsamples the tokens of the stage before, adds positions, and runs the blocks of the stage."""
 
     blocks: Any
 
@@ -131,8 +130,8 @@ class Stage(nn.Module):
         class_token: bool,
         last: Attention | None,
     ) -> None:
-        """`dims` is the width of the stage before, None for the first stage, and of this one; `last` the attention
-        that stage ends with."""
+        """`dims` holds the width of the stage before (None for the first stage) and of this one; `last` is the last
+        attention of the stage before."""
         super().__init__()
         width, dim = dims
         self.grad_checkpointing = False
@@ -175,7 +174,7 @@ class Stage(nn.Module):
             x = self.downsample(to_map(context.grid.restore(x), context.grid))
         if self.positions is not None:
             x = self.positions(x, grid)
-        # What layers leave for one another belongs to their stage's grid; only losses outlive it, and what is carried.
+        # Context entries belong to the grid of their stage; only losses and carried scores are passed on.
         entered = Context(grid, context.wants, losses=context.losses)
         if self.carry is None or context.scores is None:
             return x, entered
@@ -184,7 +183,7 @@ class Stage(nn.Module):
         return x, entered.replace(**{"residual" if self.carry.added else "scores": scores})
 
     def run_layer(self, number: int, x: Tensor, context: Context) -> tuple[Tensor, Context]:
-        """One block, with what stands before the first and after the last."""
+        """Run one block; before the first, enter the stage; after the last, apply the norm."""
         if number == 0:
             x, context = self.enter(x, context)
         x, context = run_block(self.blocks[number], x, context, checkpointing=self.grad_checkpointing and self.training)

@@ -1,8 +1,8 @@
-"""How images become tokens, and how one stage's tokens become the next stage's: fewer and wider.
+"""Embeddings: from images to tokens, and from the tokens of one stage to those of the next.
 
-Each takes a map [B, C, height, width] and gives tokens [B, N, C], says what becomes of a grid (`shrunk`) and averages
-other maps as coarsely (`average`); a side that its stride does not divide is padded, so
-that the new side is always ⌈side / stride⌉ and nothing of an image is cut off.
+Each embedding takes a map [B, C, height, width] and returns tokens [B, N, C]. `shrunk` gives the new grid, `average`
+downsamples other maps by the same factor. A side that the stride does not divide is padded, so the new side is
+⌈side / stride⌉ and no pixel is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def shrink(grid: Grid, stride: int) -> Grid:
 class ConvEmbed(nn.Module):
     """Patches of `stride` by a convolution, overlapping if its kernel is larger (PVT v2), and a norm."""
 
-    #: The image size a model's first embedding was made for; kept here as timm's embeddings do.
+    #: The image size of the model, stored in its first embedding as in timm.
     img_size: tuple[int, int] = (0, 0)
 
     def __init__(
@@ -54,7 +54,7 @@ class ConvEmbed(nn.Module):
         return F.avg_pool2d(maps, self.stride, ceil_mode=True, count_include_pad=False)
 
     def macs(self, grid: Grid) -> int:
-        """Of one image that becomes `grid`."""
+        """MACs for one image that becomes `grid`."""
         return weight_macs(self, grid.patches)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class ConvEmbed(nn.Module):
 
 class HalvingEmbed(ConvEmbed):
     """The same stride by 3 × 3 convolutions, each of which halves the sides and doubles the width; BatchNorm and GELU
-    stand between them. Little data teaches edges and textures to these sooner than to one layer of large patches."""
+    stand between them. On small data sets they train faster than one layer of large patches."""
 
     def __init__(self, in_chans: int, dim: int, stride: int, *, eps: float = 1e-5) -> None:
         steps = stride.bit_length() - 1
@@ -90,7 +90,7 @@ class HalvingEmbed(ConvEmbed):
         return grid.patches * (sum(counts) + self.proj.weight.numel())
 
     def forward(self, x: Tensor) -> Tensor:
-        # Channels last: tokens are, and convolutions are the faster for it.
+        # Channels last, as tokens are; convolutions are faster in this layout.
         return self.norm(to_tokens(self.proj(self.halving(x.contiguous(memory_format=torch.channels_last)))))
 
 
@@ -114,8 +114,8 @@ class Merge(PatchMerging):
 
 
 class LinePool(nn.Module):
-    """HVT's pooling: of tokens as they follow each other, row by row, the maximum of three, at every second. What is
-    left is a line: a grid of one row."""
+    """HVT's pooling: a maximum over three consecutive tokens in row-major order, at stride 2. The result is a grid of
+    one row."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.max_pool1d(x.flatten(2), 3, 2).transpose(1, 2)
@@ -124,5 +124,5 @@ class LinePool(nn.Module):
         return Grid(1, (grid.patches - 3) // 2 + 1)
 
     def average(self, maps: Tensor) -> Tensor:
-        """The mean of the three where tokens take their maximum."""
+        """The mean over the same three positions."""
         return F.avg_pool1d(maps.flatten(2), 3, 2)[:, :, None]

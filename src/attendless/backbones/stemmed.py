@@ -1,9 +1,9 @@
-"""Columns whose patches come from a few convolutions, and whose residual branches are divided by a constant.
+"""Isotropic backbones with a convolutional stem, whose residual branches are divided by a constant.
 
     stem      7 × 7 at stride 2, then 3 × 3, each with BatchNorm and ReLU; then patches of half the size
     blocks    x + branch(norm x) / skip
 
-LV-ViT is one, and DeepViT.
+LV-ViT and DeepViT are such backbones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ConvStem(PatchEmbed):
             raise UserError(f"patch_size={self.patch_size}: the stem halves the image, so patches must be even")
         made: dict[str, Any] = {name: kwargs.get(name) for name in ("device", "dtype")}
         biased = self.proj.bias is not None
-        del self.proj  # what images enter first stands first
+        del self.proj  # registered again below, after the stem, so that modules are listed in order of use
         self.kernels = tuple(kernels)
         for number, kernel in enumerate(self.kernels, start=1):
             channels, stride = (in_chans, 2) if number == 1 else (stem, 1)
@@ -45,7 +45,7 @@ class ConvStem(PatchEmbed):
 
     @property
     def convolutions(self) -> list[tuple[Any, Any]]:
-        """Each of the stem with its norm."""
+        """The convolutions of the stem, each with its norm."""
         return [
             (getattr(self, f"conv{number}"), getattr(self, f"bn{number}"))
             for number, _ in enumerate(self.kernels, start=1)
@@ -66,18 +66,18 @@ class ConvStem(PatchEmbed):
 
     def set_input_size(self, img_size: Any = None, patch_size: Any = None) -> None:
         if patch_size is not None and patch_size != self.patch_size:
-            raise UserError(f"patch_size={patch_size}: a convolutional stem keeps its own, {self.patch_size}")
+            raise UserError(f"patch_size={patch_size}: the size of a convolutional stem is fixed at {self.patch_size}")
         super().set_input_size(img_size=img_size)
 
     def macs(self, grid: Grid) -> int:
-        """Of one image: the stem on half its sides, the projection on every patch."""
+        """MACs of one image: the stem at half the resolution, the projection on every patch."""
         pixels = grid.patches * self.proj.kernel_size[0] * self.proj.kernel_size[1]
         stem = sum(conv.weight.numel() for conv, _ in self.convolutions)
         return pixels * stem + grid.patches * self.proj.weight.numel()
 
 
 class Skip(nn.Module):
-    """A branch divided by a constant; it stands where other models have a LayerScale."""
+    """Divides a branch by a constant, in the place of LayerScale."""
 
     def __init__(self, skip: float) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Skip(nn.Module):
 
 
 class Stemmed(ColumnarBackbone, VisionTransformer):
-    """`stem` is the width of the stem's convolutions, `skip` what each residual branch is divided by."""
+    """`stem` is the width of the stem's convolutions, `skip` the divisor of each residual branch."""
 
     def __init__(
         self, *args: Any, stem: int = 64, kernels: Sequence[int] = (7, 3, 3), skip: float = 1.0, **kwargs: Any

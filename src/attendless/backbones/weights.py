@@ -1,4 +1,4 @@
-"""Weights: where they start, and those of timm's and of the authors' own pyramids, under our names."""
+"""Initial weights, and conversion of weights of timm's and the authors' hierarchical models to our names."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _logger = logging.getLogger(__name__)
 
 
 def start_attentions(blocks: Iterable[Any], *, scratch: bool) -> None:
-    """Fit every block's attention to its block, and from `scratch` start its own weights as its authors do.
+    """Prepare the attention of every block; with `scratch`, initialise its own weights as its authors do.
 
-    Branches of an attention's own, such as XCiT's local patch interaction, are dropped as often as the block's others.
+    Branches inside an attention, such as XCiT's local patch interaction, get the stochastic depth of the block.
     """
     for block in blocks:
         for branch in block.attn.modules():
@@ -32,7 +32,7 @@ def start_attentions(blocks: Iterable[Any], *, scratch: bool) -> None:
 
 
 def start_convolutions(model: nn.Module) -> None:
-    """Every convolution from N(0, 2 / fan out), its bias at zero, as PVT v2 and Twins do (and timm's of them).
+    """Initialise every convolution from N(0, 2 / fan out) with zero bias, as PVT v2 and Twins do (and timm's versions).
 
     The fan out of a convolution in groups is that of one group: k² · outputs / groups.
     """
@@ -65,12 +65,12 @@ _RENAMES: list[tuple[str, str | Callable[[re.Match[str]], str]]] = [
     # Spatial reduction (PVT, Twins): in our interface `norm` is the norm of the output.
     (r"\.attn\.norm\.", ".attn.sr_norm."),
 ]
-#: Made anew from the grid rather than stored.
+#: Computed from the grid, not stored.
 _DERIVED = re.compile(r"(relative_position_index|attn_mask)$")
 
 
 def from_pyramids(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """A state dict of timm's PVT v2, Swin or Twins, or of PVT's authors, under our names; ours is unchanged."""
+    """Rename the keys of a state dict of timm's PVT v2, Swin or Twins, or of PVT's authors; our keys do not change."""
     state = state.get("model", state.get("state_dict", state))
     ours: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -78,7 +78,7 @@ def from_pyramids(state: Mapping[str, Any]) -> dict[str, Tensor]:
             name = re.sub(pattern, text, name)
         if not _DERIVED.search(name):
             ours[name] = value
-    # One fused layer here, q and kv apart there.
+    # Our qkv layer is fused; theirs has separate q and kv layers.
     for name in [name for name in ours if ".attn.q." in name]:
         q, kv = ours.pop(name), ours.pop(name.replace(".attn.q.", ".attn.kv."))
         ours[name.replace(".attn.q.", ".attn.qkv.")] = torch.cat([q, kv])
@@ -86,10 +86,10 @@ def from_pyramids(state: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def fit_attention(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """`state` with the attentions' weights made to fit `model`, whose attention may be another than theirs was.
+    """Adapt the attention weights in `state` to `model`, which may have another attention.
 
-    What fits by name and shape is taken, the rest of an attention keeps the start it has. Outside attentions nothing is
-    touched, so that loading strictly still finds every other difference.
+    Weights that fit by name and shape are used; other weights of an attention keep their initial values. Weights
+    outside attentions are not changed, so strict loading still detects every other difference.
     """
     own = {name: value for name, value in model.state_dict().items() if ".attn." in name}
     state = dict(state)
@@ -102,6 +102,6 @@ def fit_attention(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Te
     kept = [name for name in own if name not in taken]
     if kept:
         _logger.warning(
-            "%d weights of the attention were not found and keep their start, such as %s", len(kept), kept[0]
+            "%d weights of the attention were not found and keep their initial values, such as %s", len(kept), kept[0]
         )
     return {**{name: value for name, value in state.items() if ".attn." not in name}, **own, **taken}

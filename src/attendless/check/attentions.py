@@ -235,7 +235,7 @@ def provides(trial: AttentionTrial) -> None:
         for entry in sorted(module.provides):
             out, context = module(trial.x, trial.context.replace(wants=frozenset({entry})))
             left = getattr(context, entry)
-            must(left is not None, f"it was asked for {entry}, but left none")
+            must(left is not None, f"it must provide {entry}, but did not")
             must(left.shape == shape[entry], f"{entry} is {tuple(left.shape)}, expected {shape[entry]}")
             must(left.isfinite().all(), f"{entry} is not finite")
             same(out, plain, f"the output when asked for {entry}", atol=1e-5, rtol=1e-4)

@@ -174,7 +174,7 @@ def cells(trial: ReducerTrial, step: Step) -> None:
 @_all
 def owners(trial: ReducerTrial, step: Step) -> None:
     """`owners` [B, area] names the token that represents each cell: a token represents its own cell, and cells lose
-    their token only if `drops` says so. A grid without owners represents only the cells of its tokens."""
+    their token only if `drops` is true. A grid without owners represents only the cells of its tokens."""
     grid = step.left.grid
     if grid.cells is None:
         return

@@ -13,10 +13,12 @@ from ..attention import Macs
 from ..backbones import is_backbone
 from ..backbones.weights import start_attentions
 from ..errors import UserError
+from ..integrations import reducing
 from ..integrations.discovery import check_module, exchangeable, find_in_place, find_slots
 from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.resize import resize
 from ..integrations.slot import Slot
+from ..integrations.timm_inplace import slots as timm_inplace
 from ..integrations.weights import check_finite
 from ..sizes import input_size, model_name, parse_size
 from ..tokens import parse_tokens
@@ -121,7 +123,7 @@ def convert_with_report(
         converted.readout = False
     if tokens is not None:
         put_tokens(converted, tokens)
-        slots = find_slots(converted, wanted)  # on the tokens that are left
+        slots = find_slots(converted, wanted)  # again: layers now have fewer tokens
     seen = slots[0].size if wanted is None else wanted
     done, pays = exchange(slots, attention, layers, below_breakeven, seen)
     if is_backbone(converted):
@@ -129,6 +131,8 @@ def convert_with_report(
         start_attentions(converted.blocks, scratch=False)
         changed = bool(converted.tokens) or any(block.attn.name != "full" for block in converted.blocks)
         converted.readout = (changed if readout is None else readout) and not converted.needs_patches()
+    else:
+        reducing.check(slots)
     if predictor is not None and any(predicts(slot.attn) for slot in slots):
         put_predictor(slots, predictor)
     notes = [fit_to(converted, original, fit)] if fits(slots) else []
@@ -141,7 +145,7 @@ def convert_with_report(
         tuple(each.report(then, now) for each, then, now in costs),
         len(converted.state_dict()) - sum(len(slot.weights) for slot in slots),
         pays_from=pays,
-        reduction=Reduction.of(converted) if is_backbone(converted) else None,
+        reduction=Reduction.of(converted) if is_backbone(converted) else Reduction.in_place(converted, slots),
         unserved=() if exchangeable(converted) else tuple(find_in_place(converted)[1]),
         tail=is_backbone(converted) and converted.readout,
         note="; ".join(filter(None, notes)),
@@ -165,11 +169,20 @@ def _costs(model: nn.Module, slots: Sequence[Slot]) -> list[Macs]:
 
 
 def put_tokens(model: nn.Module, tokens: str) -> None:
-    """Put a token reducer into a backbone; raise for a model that is not one."""
+    """Put a token reducer into a model; raise for a model that requires every token."""
+    spec = parse_tokens(tokens)
     if is_backbone(model):
         model.set_tokens(tokens, check=False)
-    elif parse_tokens(tokens) is not None:
+    elif timm_inplace.supports(model):
+        timm_inplace.put_tokens(model, spec)
+    elif spec is not None:
+        missing = (
+            ": transformers' attention interface has no place to remove tokens between layers"
+            if type(model).__module__.startswith("transformers.")
+            else ""
+        )
         raise UserError(
-            f"tokens={tokens!r}: {type(model).__name__} keeps its own layers, which need every token. Token reduction "
-            "is for timm's VisionTransformer, for the Hugging Face models that are rebuilt, and for attendless models"
+            f"tokens={tokens!r}: {type(model).__name__} keeps its own layers, which need every token{missing}. Token "
+            "reduction is for timm's VisionTransformer and Eva (DINOv3: vit_small_patch16_dinov3 and others), for the "
+            "Hugging Face models that are rebuilt, and for attendless models"
         )

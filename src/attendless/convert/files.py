@@ -29,10 +29,10 @@ from ..storage import read_described, write_described
 from ..tokens import Reducer, reducers
 from .report import Report
 
-#: Format 2: models with token reduction; 3: with foveal attention; 4: detectors and segmentors. Older versions would
-#: silently build a different model. Before 3, foveal attention had no first-order correction, so those files do not
-#: name the option.
-FORMAT = 4
+#: Format 2: models with token reduction; 3: with foveal attention; 4: detectors and segmentors; 5: token reduction in
+#: models that keep their own layers. Older versions would silently build a different model. Before 3, foveal attention
+#: had no first-order correction, so those files do not name the option.
+FORMAT = 5
 _SINCE_3 = {"foveal": "order=0"}
 _KEY = "attendless"
 _PREPARATION = (
@@ -79,7 +79,7 @@ def save(model: nn.Module, path: str | Path, *, report: Report | None = None) ->
 
     plan, task = plan_of(model)
     header = {
-        "format": FORMAT if task else _format(plan),
+        "format": max(4, _format(plan)) if task else _format(plan),
         "versions": {"attendless": __version__, "timm": timm.__version__, "torch": torch.__version__},
         **plan.as_dict(),
         **({"task": task} if task else {}),
@@ -157,6 +157,8 @@ def read_header(path: str | Path) -> dict[str, Any]:
 
 
 def _format(plan: Blueprint) -> int:
+    if plan.tokens and plan.description.host == "timm":
+        return 5
     if any(_name(text) in _SINCE_3 for text in plan.attention):
         return 3
     return 2 if plan.tokens else 1

@@ -91,8 +91,8 @@ def _for_each_rest(places: Mapping[int, Slot], model: str) -> dict[str | Path, d
             continue
         others = " or ".join(repr(other) for other in shipped() if other.startswith(f"{model}-"))
         warnings.warn(
-            f"no predictor of {model} was learned for rest={rest}: its layers keep the start they were made with, "
-            f"better than what was learned for another rest; asked for by name, {others} is used all the same",
+            f"no predictor of {model} was trained for rest={rest}: these layers keep their initial predictor, which is "
+            f"better than one trained for another rest. To use one of those, name it: {others}",
             stacklevel=4,
         )
     return found
@@ -107,12 +107,12 @@ def _put(slots: Sequence[Slot], places: Mapping[int, Slot], name: str | Path) ->
     header, tensors = read_predictor(name)
     if header["layers"] != len(slots):
         raise UserError(
-            f"predictor {str(name)!r} was learned for {header['layers']} layers of {header['model']}, "
+            f"predictor {str(name)!r} was trained for {header['layers']} layers of {header['model']}, "
             f"this model has {len(slots)}"
         )
     grid = Grid(*header["grid"])
     for i, slot in places.items():
         mine = {key.partition(".")[2]: value for key, value in tensors.items() if key.partition(".")[0] == str(i)}
         if not mine:
-            raise UserError(f"predictor {str(name)!r} has nothing for {slot.name}")
+            raise UserError(f"predictor {str(name)!r} has no weights for {slot.name}")
         slot.attn.take_predictor(mine, grid)

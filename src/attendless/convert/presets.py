@@ -11,9 +11,9 @@ from ..sizes import Size
 
 #: Name → the token reducer, from most to least speed.
 PRESETS = {
-    "fast": "rank:keep=0.5,start=2",
-    "balanced": "rank:keep=0.65,start=2",
-    "safe": "rank:keep=0.8,start=3",
+    "fast": "rank:keep=0.25,start=2",
+    "balanced": "rank:keep=0.35,start=2",
+    "safe": "rank:keep=0.5,start=2",
 }
 #: From this many pixels a side, presets use this attention too.
 SPARSE_FROM, SPARSE = 300, "foveal:keep=0.1"

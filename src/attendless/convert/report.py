@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ..attention import Macs
 from ..backbones import Backbone
 from ..backbones.class_token_tail import READOUT
+from ..integrations.reducing import grids, tokens_of
+from ..integrations.slot import Slot
 from ..integrations.weights import check_finite
 from ..sizes import size_text
 from .breakeven import LARGEST
@@ -63,7 +65,7 @@ class Difference:
         what, warning = (" of noise", " (noise says little: images tell more)") if self.noise else ("", "")
         return (
             f"outputs on {self.images} images{what}: largest difference {self.largest:.2g}, relative "
-            f"{self.relative:.2g}, same answer on {self.agreement:.0%}{warning}"
+            f"{self.relative:.2g}, top-1 agreement {self.agreement:.0%}{warning}"
         )
 
 
@@ -104,6 +106,16 @@ class Reduction:
         new = tuple(name for name, _ in backbone.named_parameters() if ".reducer." in name)
         return cls(backbone.tokens, tuple(counts), new)
 
+    @classmethod
+    def in_place(cls, model: nn.Module, slots: Sequence[Slot]) -> Reduction | None:
+        """The reduction of a model that keeps its own layers; None if it has no token reducer."""
+        tokens = tokens_of(model)
+        if not tokens:
+            return None
+        last = grids(slots[-1].block, slots[-1].grid)[1]
+        new = tuple(name for name, _ in model.named_parameters() if ".reducer." in name)
+        return cls(tokens, (*(slot.grid.tokens for slot in slots), last.tokens), new)
+
     def __str__(self) -> str:
         return f"{self.tokens} leaves {self.counts[-1]} of {self.counts[0]} tokens: {_runs(self.counts)}"
 
@@ -139,7 +151,7 @@ class Report:
 
     @property
     def left(self) -> list[LayerReport]:
-        """The layers that were left as they were because attending less does not pay there."""
+        """The layers that kept their attention because the requested one does not pay there."""
         return [layer for layer in self.layers if layer.decision in (LEFT_FULL, LEFT)]
 
     @property
@@ -176,7 +188,7 @@ class Report:
         share, done = self.before.share, [x for x in self.layers if x.decision == "converted"]
         lines = [
             f"{self.model} at {self.size[0]}x{self.size[1]}: the attention core is {share:.1%} of the blocks' MACs, "
-            f"so attending less gains at most {self.before.cap:.2f}×",
+            f"so the maximum speed-up of the blocks is {self.before.cap:.2f}×",
             f"{self._done(len(done))}{self._left()}; core MACs "
             f"{_millions(self.before.core)} → {_millions(self.after.core)}, "
             f"blocks {_millions(self.before.total)} → {_millions(self.after.total)}",
@@ -189,7 +201,7 @@ class Report:
             lines.append(self._nothing())
         lines += [f"not exchanged: {paths}: {reason}" for paths, reason in folded(self.unserved)]
         if self.random_weights:
-            lines.append("the weights are random: nothing was loaded, so this model knows nothing")
+            lines.append("the weights are random, so predictions are meaningless: no weights were loaded")
         new = sum(len(layer.new) for layer in self.layers) + (len(self.reduction.new) if self.reduction else 0)
         dropped = sum(len(layer.dropped) for layer in self.layers)
         if new:

@@ -66,7 +66,7 @@ def open_model(
     target = None if size is None else parse_size(size)
     path = Path(model)
     if _on_disk(model):
-        built = (load(path) if path.is_file() else hf_weights.open_folder(path)).float()  # as images are
+        built = (load(path) if path.is_file() else hf_weights.open_folder(path)).float()  # images are fp32
         if hasattr(built, "task") and not tasks:
             raise UserError(
                 f"{str(model)!r} holds a model for {built.task}: `eval`, `predict` and `train` take it, and "
@@ -88,7 +88,7 @@ def open_model(
             resize(built, target)
     asked = (
         _is_ours(str(model)) and layers is None and below_breakeven == "keep" and predictor is None
-    )  # the constructor took it
+    )  # the constructor has set the attention
     if asked:
         attention = None
     if attention is None and tokens is None and readout in (None, getattr(built, "readout", False)):

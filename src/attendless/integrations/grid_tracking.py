@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..attention import Grid
+from ..attention import Context, Grid
 from ..errors import UserError
 
 #: frames, height, width
@@ -38,6 +38,7 @@ class Watch:
         self._here = threading.local()
         self._seen: dict[int, set[GridSize]] = {}
         self._compiled: GridSize | None = None
+        self._compiled_context: Context | None = None
 
     def see(self, module: nn.Module, args: Any, output: Tensor) -> None:
         """Forward hook of the patch convolution: output [B, C, (frames,) height, width]."""
@@ -55,23 +56,38 @@ class Watch:
             return
         shapes = kwargs["spatial_shapes"] if "spatial_shapes" in kwargs else args[1]
         sides = {tuple(shape) for shape in shapes.tolist()}
-        # A batch of several shapes is padded and masked; masked attentions do not ask for a grid.
+        # A batch of several shapes is padded and masked, and the grid is not used with a mask.
         self.record(sides.pop() if len(sides) == 1 else (0, 0))
 
     def record(self, sides: tuple[int, ...]) -> None:
         *frames, height, width = map(number, sides)
         size = (frames[0] if frames else 1, height, width)
+        self.context = None
         if torch.compiler.is_compiling():  # the compiler can trace a plain attribute, and traces one call at a time
             self._compiled = size
             return
         self._here.size = size
         self._seen.setdefault(size[0] * size[1] * size[2], set()).add(size)
 
+    @property
+    def context(self) -> Context | None:
+        """The context of the current image's tokens after token reduction; None if all tokens are present."""
+        if torch.compiler.is_compiling():
+            return self._compiled_context
+        return getattr(self._here, "context", None)
+
+    @context.setter
+    def context(self, context: Context | None) -> None:
+        if torch.compiler.is_compiling():
+            self._compiled_context = context
+        else:
+            self._here.context = context
+
     def size(self, patches: tuple[int, ...]) -> GridSize:
         """Return the current grid. `patches`: the possible numbers of patches, given the number of tokens."""
         if torch.compiler.is_compiling():
             size = self._compiled
-        elif not self._own and _in_backward():
+        elif not self._own and in_backward():
             return self._only_recorded(patches)
         else:
             size = getattr(self._here, "size", None)
@@ -104,15 +120,20 @@ class TokenGrid:
     """The grid of token rows [B, prefix + patches, C] behind `embed`, a patch embedding of timm's."""
 
     def __init__(self, embed: nn.Module, prefix: int) -> None:
-        self.prefix, self._watch = prefix, Watch()
+        self.prefix, self.watch = prefix, Watch()
         self._hook = embed.register_forward_pre_hook(self.see)
 
     def see(self, embed: Any, arguments: tuple[Tensor, ...]) -> None:
-        self._watch.record(embed.dynamic_feat_size(arguments[0].shape[-2:]))
+        self.watch.record(embed.dynamic_feat_size(arguments[0].shape[-2:]))
 
     def grid(self, tokens: int) -> Grid:
         """Return the grid of the `tokens` that an attention receives."""
-        _, height, width = self._watch.size((number(tokens) - self.prefix,))
+        context = self.watch.context
+        return self.whole(tokens) if context is None else context.grid
+
+    def whole(self, tokens: int) -> Grid:
+        """Return the grid of all `tokens` of the image."""
+        _, height, width = self.watch.size((number(tokens) - self.prefix,))
         return Grid(height, width, self.prefix)
 
     def stop(self) -> None:
@@ -124,6 +145,6 @@ def text(size: GridSize) -> str:
     return "x".join(map(str, size if size[0] > 1 else size[1:]))
 
 
-def _in_backward() -> bool:
+def in_backward() -> bool:
     """The test that `torch.utils.checkpoint` uses."""
     return torch._C._current_graph_task_id() != -1

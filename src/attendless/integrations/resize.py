@@ -23,7 +23,7 @@ def resize(model: Any, size: tuple[int, int]) -> None:
         model.set_input_size(img_size=size, **_windows(model))
         if isinstance(model, VisionTransformer) and before is not None and model.pos_embed is positions:
             _resample_same_count(model, before)
-    # A model without a fixed size takes any; evaluation reads the size here.
+    # Also for models that accept any size: evaluation reads the size from the configuration.
     model.pretrained_cfg = {**image_config(model), "input_size": (channels(model), *size)}
     for slot in timm_inplace.find(model) if timm_inplace.supports(model) else ():
         if isinstance(slot.attn, Attention):

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..errors import UserError
 from ..plugins import remember_source
+from .token_order import Order, by_divisions, by_merged, by_rows, by_swapped_divisions, by_windows_of_merged
 
 #: A number of tokens: an integer, or a sum of integers and attributes of the configuration: "1 + num_register_tokens".
 Count = int | str
@@ -26,7 +27,7 @@ class Family:
     """One row of the table.
 
     name: what users call the family; for transformers, the model type
-    library: "timm", "transformers" or "plug-in"
+    library: "timm", "segment_anything", "transformers" or "plug-in"
     attention: names of the attention classes; for timm with their module
     models: names of the model classes that are served as a whole, with their module for timm
     convert, patch: the integration that serves the family; empty if none does
@@ -36,6 +37,14 @@ class Family:
     own_grid: the attention receives [B, height, width, C], without other tokens
     turn: largest angle in radians by which rotary positions turn a key from one patch to the next, on every grid
     embedding: class of the patch embedding, where that is not a convolution
+    sizes: for towers that pack images into one row, the argument of the tower that holds the size of each image
+    joined: the frames of a packed video attend to each other
+    halved: some layers of a packed tower receive tokens of 2 × 2 patches
+    own_mask: the tower makes a mask that keeps packed images apart, and accepts no other
+    order: the order of the patches of an image
+    global_layers, window_layers: attribute of the configuration with the numbers of the layers that attend to all
+        tokens, or in windows; empty: all layers attend to all tokens
+    parts: attribute of the configuration with the number of windows of a side, each of which has the prefix
     """
 
     name: str
@@ -50,11 +59,23 @@ class Family:
     own_grid: bool = False
     turn: float = 0.0
     embedding: str = ""
+    sizes: str = ""
+    joined: bool = False
+    halved: bool = False
+    own_mask: bool = False
+    order: Order = by_rows
+    global_layers: str = ""
+    window_layers: str = ""
+    parts: str = ""
 
     def prefixes(self, config: Any) -> tuple[int, ...]:
         """The possible numbers of tokens in front of the patches of a model with this configuration."""
         counts = self.prefix if isinstance(self.prefix, tuple) else (self.prefix,)
         return tuple(_count(count, config) for count in counts)
+
+    def part_count(self, config: Any) -> int:
+        """The number of parts of an image that have the prefix each."""
+        return int(getattr(config, self.parts)) ** 2 if self.parts else 1
 
     def suffixes(self, config: Any) -> int:
         """The number of tokens behind the patches of a model with this configuration."""
@@ -78,6 +99,12 @@ def _hf(name: str, attention: str, prefix: Count | tuple[Count, ...] = 0, **more
     return Family(name, attention=(attention,), prefix=prefix, **more)
 
 
+def _packed(name: str, attention: str, sizes: str = "grid_thw", order: Order = by_merged, **more: Any) -> Family:
+    """A tower that packs images; those with `grid_thw` rotate keys by up to one radian per patch."""
+    turn = 1.0 if sizes in ("grid_thw", "image_sizes") else 0.0
+    return Family(name, attention=tuple(attention.split()), sizes=sizes, order=order, turn=turn, **more)
+
+
 def _rebuilt(name: str, attention: str, prefix: Count, models: str) -> Family:
     return _hf(name, attention, prefix, models=tuple(models.split()), convert="rebuild")
 
@@ -93,12 +120,13 @@ _REGISTERS = "1 + num_register_tokens"
 _QUERIES = (_REGISTERS, f"{_REGISTERS} + num_queries")
 _BIAS = "its relative position bias is a number for every pair of tokens, which no attention of attendless takes"
 _MASK = "its relative position bias is a mask"
-_PACKED = "it packs the patches of images of different sizes into one row"
-_ORDER = "its tokens are ordered window by window, not row by row"
 _WINDOWS = "it attends in windows already"
 _FEWER = "its keys are fewer than its queries already"
 _EAGER = "it computes its scores itself: build the model with attn_implementation='sdpa'"
 _CLOSED = "it is not behind transformers' AttentionInterface"
+
+#: Module of SAM's published code that holds its image encoder.
+_SAM_CODE = "segment_anything.modeling.image_encoder"
 
 _BUILT_IN: tuple[Family, ...] = (
     _timm(
@@ -131,6 +159,14 @@ _BUILT_IN: tuple[Family, ...] = (
         "timm.models.hieradet_sam2.MultiScaleAttention",
         **_IN_PLACE,
     ),
+    Family(
+        "Segment Anything's published code, and Cellpose-SAM",
+        "segment_anything",
+        (f"{_SAM_CODE}.Attention",),
+        (f"{_SAM_CODE}.ImageEncoderViT",),
+        convert="timm_inplace",
+        patch="timm_inplace",
+    ),
     _refused("BEiT", _BIAS, "timm.models.beit.Attention", "timm"),
     _refused("ViT with relative positions", _BIAS, "timm.models.vision_transformer_relpos.RelPosAttention", "timm"),
     _refused(
@@ -139,6 +175,7 @@ _BUILT_IN: tuple[Family, ...] = (
         "timm.models.hiera.MaskUnitAttention",
         "timm",
     ),
+    _refused("TinyViT (MobileSAM, LiteMedSAM)", _WINDOWS, "timm.models.tiny_vit.Attention", "timm"),
     _refused("NaFlexVit", "the images of a batch have a grid each", "", "timm", "timm.models.naflexvit.NaFlexVit"),
     _rebuilt("vit", "ViTAttention", 1, "ViTModel ViTForImageClassification"),
     _rebuilt("dinov2", "Dinov2Attention", 1, "Dinov2Model"),
@@ -184,17 +221,41 @@ _BUILT_IN: tuple[Family, ...] = (
     _hf("vivit", "VivitAttention", 1),
     _hf("vjepa2", "VJEPA2RopeAttention", turn=1.0),
     _hf("yolos", "YolosSelfAttention", 1, suffix="num_detection_tokens"),
+    _packed("qwen2_vl", "VisionAttention"),
+    _packed(
+        "qwen2_5_vl, qwen2_5_omni",
+        "Qwen2_5_VLVisionAttention Qwen2_5OmniVisionAttention",
+        order=by_windows_of_merged,
+        global_layers="fullatt_block_indexes",
+    ),
+    _packed(
+        "qwen3_vl, qwen3_vl_moe, qwen3_omni_moe",
+        "Qwen3VLVisionAttention Qwen3VLMoeVisionAttention Qwen3OmniMoeVisionAttention",
+    ),
+    _packed("qwen3_5, qwen3_5_moe", "Qwen3_5VisionAttention Qwen3_5MoeVisionAttention"),
+    _packed("glm4v, glm4v_moe, glm46v", "Glm4vVisionAttention Glm4vMoeVisionAttention"),
+    _packed("kimi_k25", "Kimi_K25VisionAttention", order=by_rows, joined=True),
+    _packed("pixtral, mistral3", "PixtralAttention", "image_sizes", by_rows, own_mask=True),
+    _packed(
+        "minicpmv4_6, minicpmv4_7",
+        "MiniCPMV4_6VisionAttention MiniCPMV4_7VisionAttention",
+        "target_sizes",
+        by_rows,
+        halved=True,
+    ),
+    _packed("radio", "RadioAttention", "image_grid_hw", by_rows, prefix="num_cls_tokens + num_registers"),
+    _hf(
+        "rf_detr",
+        "RfDetrDinov2Attention",
+        1,
+        order=by_swapped_divisions,
+        parts="num_windows",
+        window_layers="window_block_indexes",
+    ),
+    _hf("lw_detr", "LwDetrViTAttention", order=by_divisions, window_layers="window_block_indices"),
     _refused("vit_mae", "its encoder sees a random part of the patches, shuffled", "ViTMAEAttention"),
     _refused("beit", _MASK, "BeitAttention"),
     _refused("data2vec_vision", _MASK, "Data2VecVisionSelfAttention Data2VecVisionSdpaSelfAttention"),
-    _refused("rf_detr", _ORDER, "RfDetrDinov2Attention"),
-    _refused("lw_detr", _ORDER, "LwDetrViTAttention"),
-    _refused("pixtral", _PACKED, "PixtralAttention"),
-    _refused("qwen2_vl", _PACKED, "VisionAttention"),
-    _refused("qwen2_5_vl", _PACKED, "Qwen2_5_VLVisionAttention"),
-    _refused("qwen3_vl", _PACKED, "Qwen3VLVisionAttention"),
-    _refused("glm4v", _PACKED, "Glm4vVisionAttention"),
-    _refused("radio", _PACKED, "RadioAttention"),
     _refused("swin", _WINDOWS, "SwinAttention"),
     _refused("swinv2", _WINDOWS, "Swinv2SelfAttention"),
     _refused("donut", _WINDOWS, "DonutSwinSelfAttention"),
@@ -208,7 +269,7 @@ _BUILT_IN: tuple[Family, ...] = (
     _refused("blip", _CLOSED, "BlipAttention"),
 )
 #: The families of Hugging Face models, served and refused, by the name of their attention class.
-_HUGGING_FACE = {kind: row for row in _BUILT_IN if row.library != "timm" for kind in row.attention}
+_HUGGING_FACE = {kind: row for row in _BUILT_IN if row.library == "transformers" for kind in row.attention}
 
 
 def families() -> tuple[Family, ...]:
@@ -260,11 +321,16 @@ def is_transformers(module: nn.Module) -> bool:
     return type(module).__module__.startswith("transformers.")
 
 
+def is_published_sam(kind: type, name: str = "Attention") -> bool:
+    """Whether this is a class of SAM's published code."""
+    return (kind.__module__, kind.__qualname__) == (_SAM_CODE, name)
+
+
 @functools.cache
 def hf_rebuilt() -> frozenset[str]:
     """The names of the model classes of transformers that `convert` rebuilds."""
     return frozenset(
-        name for row in _BUILT_IN if row.library != "timm" and row.convert == "rebuild" for name in row.models
+        name for row in _BUILT_IN if row.library == "transformers" and row.convert == "rebuild" for name in row.models
     )
 
 
@@ -297,4 +363,5 @@ def _classes(names: Any) -> tuple[type, ...]:
 def convertible() -> list[str]:
     """What users call the models that `convert` serves."""
     served = [row for row in families() if row.convert]
-    return [row.name if row.library == "timm" else f"Hugging Face {row.name}" for row in served]
+    own = ("timm", "segment_anything")
+    return [row.name if row.library in own else f"Hugging Face {row.name}" for row in served]

@@ -46,7 +46,7 @@ def check_finite(tensors: Iterable[tuple[str, Tensor]], whose: str) -> None:
     for name, value in tensors:
         if not value.is_floating_point() or value.is_meta:
             continue
-        finite = torch.isfinite(value if value.element_size() > 1 else value.float())  # no test for 8-bit floats
+        finite = torch.isfinite(value if value.element_size() > 1 else value.float())  # not supported for 8-bit floats
         if not bool(finite.all()):
             bad = int((~finite).sum())
             raise UserError(f"{whose}: {name} holds NaN or infinity ({bad} of {value.numel()} values)")
@@ -84,7 +84,7 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], num_classes: int 
         adapted = _adapt(model, weights)
     except UserError:
         raise
-    except Exception as error:  # timm resamples and renames before it looks at what it has
+    except Exception as error:  # timm's conversion code does not check the weights before it uses them
         told = f"{type(error).__name__}: {error}"[:200]
         raise UserError(f"these weights do not fit the model: they are of another one ({told})") from None
     own = model.state_dict()

@@ -47,7 +47,7 @@ def clusters(distance: Tensor, r: int, linkage: str) -> Tensor:
     """The first patch of the cluster of each patch [B, n], after r steps on distances [B, n, n]. `linkage`
     is average, complete or single."""
     count = distance.shape[1]
-    image, label = torch.arange(len(distance), device=distance.device), numbers(distance, count)
+    image, label = torch.arange(distance.shape[0], device=distance.device), numbers(distance, count)
     members = torch.ones_like(distance[:, 0])
     # A cluster has the row and the column of its first patch; those of the others are infinite, as is the diagonal.
     distance = distance.masked_fill(torch.eye(count, dtype=torch.bool, device=distance.device), torch.inf)

@@ -21,13 +21,16 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ...attention import Attention, Context, Grid, Spec, attention_class, create, expand, named
 from ...errors import UserError
 from ...sizes import Size
 from ..grid_tracking import Watch
+from ..packed_sizes import PackedSizes
 from ..support import Family, hf_family
+from ..token_order import Segment
 from . import towers
 
 PREFIX = "attendless:"
@@ -47,7 +50,7 @@ class Seat:
     cores: attentions, built when they are needed
     """
 
-    watch: Watch | None = None
+    watch: Watch | PackedSizes | None = None
     index: int = 0
     depth: int = 1
     before: str | None = None
@@ -111,14 +114,16 @@ def watch(model: nn.Module, size: Size | None = None) -> towers.Found:
         raise UserError(f"{type(model).__name__} holds no attention that can be served: {_reasons(found.refused)}")
     before = {layer.name: _named_before(layer.module) for layer in found.layers}
     unwatch(model)
-    watches: dict[int, Watch] = {}
+    watches: dict[int, Watch | PackedSizes] = {}
     for layer in found.layers:
         if layer.fixed:
             layer.module.__dict__[_MARK] = Seat(before=before[layer.name])
             continue
         known = watches.get(id(layer.embedding))
-        seen = known or watches.setdefault(id(layer.embedding), Watch(layer.family.own_grid))
+        seen = known or watches.setdefault(id(layer.embedding), _watch(layer.family))
         hooks = () if known else (_hook(layer.embedding, seen, layer.family),)
+        if isinstance(seen, PackedSizes):
+            hooks = (*hooks, layer.module.register_forward_pre_hook(seen.enter, with_kwargs=True))
         layer.module.__dict__[_MARK] = Seat(seen, layer.index, layer.depth, before[layer.name], hooks)
     for name in found.refused:
         left: Any = model.get_submodule(name)
@@ -174,7 +179,13 @@ def _named_before(module: nn.Module) -> str | None:
     return "sdpa" if attention_of(module) is not None else _setting(module)
 
 
-def _hook(embedding: nn.Module, seen: Watch, family: Family) -> Any:
+def _watch(family: Family) -> Watch | PackedSizes:
+    return PackedSizes(family.sizes, family.joined, family.halved) if family.sizes else Watch(family.own_grid)
+
+
+def _hook(embedding: nn.Module, seen: Watch | PackedSizes, family: Family) -> Any:
+    if isinstance(seen, PackedSizes):
+        return embedding.register_forward_pre_hook(seen.see, with_kwargs=True)
     if family.own_grid:
         return embedding.register_forward_pre_hook(seen.see_input, with_kwargs=True)
     if type(embedding).__name__ == family.embedding:
@@ -207,21 +218,31 @@ def attend(
     made = None
     if seat is not None and watched is not None and family is not None:
         causal = is_causal if is_causal is not None else getattr(module, "is_causal", False)
-        if reason := _why_not(query, key, attention_mask, causal, others):
+        mask = None if family.own_mask else attention_mask
+        if reason := _why_not(query, key, mask, causal, others):
             _warn_once(kind, reason)
         else:
             made = seat.core(attention, query.shape[1], query.shape[3], scaling, dropout, family.turn)
     if made is None or watched is None or family is None:
         others |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
         return fused(module, query, key, value, attention_mask, **others)
-    grid = towers.grid_of(watched, family, module.config, query.shape[2])
-    made.check(grid)
     # Move the tokens behind the patches to the front, where an `Attention` expects tokens that are on no grid.
     suffix = family.suffixes(module.config)
     if suffix:
         query, key, value = (t.roll(suffix, 2) for t in (query, key, value))
-    out, _ = made.attend(query, key, value, Context(grid))
+    segments = towers.segments(watched, family, module.config, query.shape[2])
+    rows = (t.split([each.tokens for each in segments], 2) for t in (query, key, value))
+    parts = [_attend_segment(made, each, *qkv) for each, *qkv in zip(segments, *rows, strict=True)]
+    out = parts[0] if len(parts) == 1 else torch.cat(parts, 2)
     return (out.roll(-suffix, 2) if suffix else out).transpose(1, 2).contiguous(), None
+
+
+def _attend_segment(attention: Attention, segment: Segment, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attend among the tokens of one image: q, k, v [B, H, n, D] → [B, H, n, D], all as the tower holds them."""
+    attention.check(segment.grid)
+    q, k, v = (segment.row_major(t) for t in (q, k, v))
+    out, _ = attention.attend(q, k, v, Context(segment.grid))
+    return segment.as_held(out)
 
 
 def core(

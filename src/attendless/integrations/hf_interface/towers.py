@@ -18,7 +18,12 @@ from torch import nn
 from ...attention import Grid
 from ...sizes import Size
 from ..grid_tracking import GridSize, Watch, number
+from ..packed_sizes import PackedSizes, takes
 from ..support import Family, families, hf_family, is_transformers
+from ..token_order import Segment, by_rows, segment
+
+#: Patches along a side for the costs of towers whose configuration has no image size.
+_ANY = 64
 
 
 @dataclasses.dataclass
@@ -26,7 +31,7 @@ class TowerLayer:
     """An attention of a vision tower.
 
     name: path of the attention; `block`: path of the layer around it
-    embedding: the module that makes the patches
+    embedding: the module that makes the patches; for packed images, the tower that receives their sizes
     grid: the tokens for images of the configuration's size; an image has `windows` such grids
     pooled: keys per query
     fixed: why only full attention can be put there; empty if others can
@@ -54,7 +59,8 @@ class TowerLayer:
     def heads(self) -> tuple[int, int]:
         """The number of heads, and their width."""
         config, module = self.module.config, self.module
-        heads = module.num_attention_heads if hasattr(module, "num_attention_heads") else config.num_attention_heads
+        owners = (module, config)
+        heads = next(getattr(x, n) for n in ("num_attention_heads", "num_heads") for x in owners if hasattr(x, n))
         width = module.dim_out if hasattr(module, "dim_out") else config.hidden_size
         return heads, getattr(module, "head_dim", None) or width // heads
 
@@ -73,6 +79,9 @@ def find(model: nn.Module, size: Size | None = None) -> Found:
     attentions: dict[str, Any] = {name: module for name, module in modules.items() if _attends(module)}
     known = {name: m for name, m in attentions.items() if (row := hf_family(m)) and row.patch == "hf_interface"}
     embeddings = _embeddings(modules, known)
+    for name, module in known.items():
+        if (row := hf_family(module)) and row.sizes:
+            embeddings[name] = _tower(modules, name, row.sizes)
     layers, refused = [], {}
     for name, module in attentions.items():
         family = hf_family(module)
@@ -81,6 +90,8 @@ def find(model: nn.Module, size: Size | None = None) -> Found:
             refused[name] = f"{type(module).__name__}: {reason}"
         elif family.own_grid:
             layers.append(_own_grid_layer(name, module, family, modules[around(name)], size))
+        elif family.sizes or family.order is not by_rows:
+            layers.append(_ordered_layer(name, module, family, modules[embeddings[name][0]], size))
         else:
             embedding = modules[embeddings[name][0]]
             prefix = min(family.prefixes(module.config)) + family.suffixes(module.config)
@@ -92,11 +103,16 @@ def find(model: nn.Module, size: Size | None = None) -> Found:
     return Found(tuple(layers), refused)
 
 
-def grid_of(watch: Watch, family: Family, config: Any, tokens: int) -> Grid:
-    """The grid of the tokens of one call; tokens behind the patches count as prefix."""
-    tokens, suffix = number(tokens), family.suffixes(config)
-    size = watch.size(tuple(tokens - suffix - prefix for prefix in family.prefixes(config)))
-    return _grid(size, tokens - size[0] * size[1] * size[2])
+def segments(watch: Watch | PackedSizes, family: Family, config: Any, tokens: int) -> tuple[Segment, ...]:
+    """The images in the row of tokens of one call; tokens behind the patches count as prefix."""
+    tokens, suffix, parts = number(tokens), family.suffixes(config), family.part_count(config)
+    prefixes = [prefix * parts + suffix for prefix in family.prefixes(config)]
+    if isinstance(watch, PackedSizes):
+        sizes, prefix = watch.take(tokens, prefixes[0]), prefixes[0]
+    else:
+        size = watch.size(tuple(tokens - prefix for prefix in prefixes))
+        sizes, prefix = (size,), tokens - size[0] * size[1] * size[2]
+    return tuple(segment(size, prefix // parts, family.order(config, *size[1:]), parts) for size in sizes)
 
 
 def _grid(size: GridSize, prefix: int) -> Grid:
@@ -129,6 +145,11 @@ def _embeddings(modules: dict[str, nn.Module], known: dict[str, Any]) -> dict[st
             if getattr(module, "in_channels", channels) == channels:
                 found.setdefault(attention, []).append(name)
     return found
+
+
+def _tower(modules: dict[str, nn.Module], name: str, argument: str) -> list[str]:
+    """The innermost module around an attention that receives the sizes of packed images."""
+    return [part for part in _parts(name) if takes(modules[part], argument)][:1]
 
 
 def _shaped() -> set[str]:
@@ -205,10 +226,39 @@ def _own_grid_layer(name: str, module: Any, family: Family, block: Any, size: Si
     return TowerLayer(name, module, family, module, around(name), grid, windows, pooled, fixed)
 
 
+def _ordered_layer(name: str, module: Any, family: Family, embedding: Any, size: Size | None) -> TowerLayer:
+    """An attention whose tokens are packed, or in blocks; in windows or on the whole grid."""
+    config, block = module.config, around(name)
+    number = block.rpartition(".")[2]
+    height, width = (side // step for side, step in zip(size or _image(config), _pair(config.patch_size), strict=True))
+    if family.halved and number.isdigit() and int(number) > config.insert_layer_id:
+        height, width = height // 2, width // 2
+    prefix, parts = family.prefixes(config)[0], family.part_count(config)
+    blocks = family.order(config, height, width)
+    if not _in_windows(family, config, number):
+        grid = segment((1, height, width), prefix, blocks, parts).grid
+        return TowerLayer(name, module, family, embedding, block, grid)
+    down, across = blocks.sides[0] if blocks.sides else _pair(config.window_kernel_size)
+    windows = ceil(height / down) * ceil(width / across)
+    why = f"it attends in windows of {down}x{across} already"
+    return TowerLayer(name, module, family, embedding, block, Grid(down, across, prefix), windows, fixed=why)
+
+
+def _in_windows(family: Family, config: Any, number: str) -> bool:
+    """Whether a layer attends in windows. An attention outside the numbered layers merges windows."""
+    if not number.isdigit():
+        return True
+    if family.global_layers:
+        return int(number) not in getattr(config, family.global_layers)
+    return bool(family.window_layers) and int(number) in getattr(config, family.window_layers)
+
+
 def _image(config: Any) -> Size:
-    if not hasattr(config, "image_size") and hasattr(config, "num_patches"):  # images of any shape, cut beforehand
+    """The image size of a configuration, or one of `_ANY` patches a side where a tower takes images of any size."""
+    if not hasattr(config, "image_size") and hasattr(config, "num_patches"):  # the tower receives patches
         return (int(config.num_patches**0.5) * config.patch_size,) * 2
-    return _pair(getattr(config, "image_size", None) or config.crop_size)
+    stated = getattr(config, "image_size", None) or getattr(config, "crop_size", None)
+    return _pair(stated if stated else [_ANY * side for side in _pair(config.patch_size)])
 
 
 def _pair(size: Any) -> Size:

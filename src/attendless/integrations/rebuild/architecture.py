@@ -23,7 +23,9 @@ from ...backbones.class_token_tail import READOUT
 from ...backbones.columnar import replaced_outputs
 from ...errors import UserError, unknown
 from ...sizes import input_size, model_name
+from ...tokens import parse_tokens
 from ..discovery import exchangeable, find_slots
+from ..reducing import tokens_of
 from ..resize import resize
 from ..timm_inplace import slots as timm_inplace
 from .arguments import bbvit, ceit, column, deepvit, layer, pyramid, stemmed
@@ -53,7 +55,7 @@ _READ: dict[type, tuple[str, Callable[[Any], dict[str, Any]]]] = {
 }
 #: Backbones that have a counterpart in timm.
 _TIMMS: dict[str, type[nn.Module]] = {"columnar": VisionTransformer, "columnar_distilled": VisionTransformerDistilled}
-#: Backbones that leave their weights undrawn with `weight_init="skip"`.
+#: Backbones that accept `weight_init="skip"`, which skips the random initialisation of weights.
 _DRAWN = ("columnar", "lvvit", "stemmed", "deepvit", "ceit", "bbvit")
 _ABSENT_IN_EVAL = (nn.Identity, nn.Dropout, DropPath)
 
@@ -187,6 +189,8 @@ class Blueprint:
             backbone.use_tail(self.tail)
             return backbone
         model = _by_name(**self.description.arguments)
+        if (tokens := parse_tokens(self.tokens)) is not None:
+            timm_inplace.put_tokens(model, tokens)
         slots = find_slots(model)
         if len(slots) != len(self.attention):
             raise UserError(f"{model_name(model)} has {len(slots)} layers, not {len(self.attention)}")
@@ -222,7 +226,8 @@ def blueprint(model: Any) -> Blueprint:
         )
     arguments = {"name": name, "num_classes": int(model.num_classes), "size": list(input_size(model))}
     specs = [slot.spec for slot in find_slots(model)]
-    found = Blueprint(Description("timm", arguments), tuple(None if spec is None else str(spec) for spec in specs))
+    texts = tuple(None if spec is None else str(spec) for spec in specs)
+    found = Blueprint(Description("timm", arguments), texts, tokens_of(model))
     if wrong := differences(model, found.build()):
         raise UserError(f"this {type(model).__name__} cannot be saved: it is not {name} any more: {wrong[0]}")
     return found

@@ -67,6 +67,6 @@ def _take_over(ours: Any, model: nn.Module) -> nn.Module:
     ours.set_grad_checkpointing(model.grad_checkpointing)
     if hasattr(model, "distilled_training"):
         ours.set_distilled_training(model.distilled_training)
-    for name in replaced_outputs(model):  # as `deepcopy` does: a bound method is bound to the copy
+    for name in replaced_outputs(model):  # `deepcopy` binds methods of `model` to `ours`
         setattr(ours, name, copy.deepcopy(vars(model)[name], {id(model): ours}))
     return ours.train(model.training)

@@ -32,7 +32,7 @@ class TimmBlock(nn.Module):
         if hasattr(block, "drop_path"):  # timm before 1.0.21: one for all branches of XCiT's block
             self.drop_path1 = self.drop_path2 = self.drop_path3 = block.drop_path
 
-    if TYPE_CHECKING:  # the parts are timm's
+    if TYPE_CHECKING:  # submodules have the names of timm's block
 
         def __getattr__(self, name: str) -> Any: ...
 

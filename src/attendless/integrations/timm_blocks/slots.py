@@ -105,7 +105,7 @@ class BlockExchange:
     def restore(self, slot: Slot) -> None:
         if self.original is not None:
             self.blocks[self.index], self.original = self.original, None
-        elif isinstance(self.block, TimmBlock):  # exchanged before this slot was found: its own attention is gone
+        elif isinstance(self.block, TimmBlock):  # exchanged earlier: the original block no longer exists
             self.put(slot, self.make(slot, parse("full")))
 
     def cost(self, slot: Slot, attention: Attention | None) -> Macs:

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from ...attention import Attention, Context, Grid, Spec
 from ...errors import UserError
 from ..grid_tracking import TokenGrid, number
+from . import bands
 
 
 class _Intercept(TorchFunctionMode):
@@ -115,6 +116,14 @@ class AdaptedTokens(Adapted):
     def grid_of(self, x: Tensor) -> Grid:
         return self.where.grid(x.shape[1])
 
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
+        context = self.where.watch.context
+        if context is None:
+            return super().attend(q, k, v, grid)
+        out, context = self.core.attend(q, k, v, context)
+        self.where.watch.context = self.core.provide(q, k, context)
+        return out
+
 
 class AdaptedMap(Adapted):
     """For an attention that receives a map of tokens [B, H, W, C]."""
@@ -134,7 +143,8 @@ def put(module: Any, adapted: type[Adapted], core: Attention, where: TokenGrid |
 
 
 def take_out(owner: nn.Module, modules: list[Any]) -> None:
-    """Restore adapted modules of `owner`; stop tracking the grid once no adapted module needs it."""
+    """Restore adapted modules of `owner`; stop tracking the grid, and computing in bands, once no adapted module is
+    left that needs it."""
     tracking = {module.where for module in modules if isinstance(module, AdaptedTokens)}
     for module in modules:
         if isinstance(module, Adapted):
@@ -143,6 +153,8 @@ def take_out(owner: nn.Module, modules: list[Any]) -> None:
             module.__dict__.pop("where", None)
     for where in tracking - {m.where for _, m in adapted_modules(owner) if isinstance(m, AdaptedTokens)}:
         where.stop()
+    if not adapted_modules(owner):
+        bands.take_out(owner)
 
 
 def adapted_modules(model: nn.Module) -> list[tuple[str, Adapted]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, cast
 
 from timm.layers import AttentionRope
 from timm.models.eva import EvaAttention
@@ -14,7 +14,7 @@ from timm.models.vision_transformer_sam import get_rel_pos
 from torch import Tensor, nn
 
 from ...attention import Grid
-from ..support import hf_family
+from ..support import hf_family, is_published_sam
 from . import rel_pos
 from .adapted import Adapted, AdaptedMap, AdaptedTokens
 
@@ -33,6 +33,7 @@ class Eva(AdaptedTokens, EvaAttention):  # type: ignore[misc]
 
 class Hiera(AdaptedMap, MultiScaleAttention):  # type: ignore[misc]
     original = MultiScaleAttention
+    folds = True  # its blocks compute in bands (`bands.py`)
 
 
 class Folded(AdaptedMap):
@@ -81,6 +82,21 @@ class HfSam(Folded):
         return module.get_rel_pos(side, side, weights)
 
 
+class PublishedSam(Folded):
+    """For SAM's published code (`segment_anything`), which computes its scores itself; Cellpose-SAM has it inside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        module: Any = self
+        grid, (B, H, W, _) = self.grid_of(x), x.shape
+        self.core.check(grid)
+        q, k, v = module.qkv(x).reshape(B, H * W, 3, module.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        out = self.attend(q, k, v, grid).transpose(1, 2)
+        return cast(Tensor, module.proj(out.reshape(B, H, W, -1)))
+
+    def table(self, side: int, weights: Tensor) -> Tensor:
+        return get_rel_pos(side, side, weights)
+
+
 _OF_TIMM: dict[type[nn.Module], type[Adapted]] = {cls.original: cls for cls in (Vit, Rope, Eva, Hiera, Sam)}
 
 
@@ -92,9 +108,11 @@ def adapted_class(module: nn.Module) -> type[Adapted] | None:
         return _OF_TIMM[type(module)]
     family = hf_family(module)
     kind: Any = type(module)
-    return _hf_sam(kind) if family is not None and family.patch == "timm_inplace" else None
+    if is_published_sam(kind):
+        return _mixed(PublishedSam, kind)
+    return _mixed(HfSam, kind) if family is not None and family.patch == "timm_inplace" else None
 
 
 @functools.cache
-def _hf_sam(attention: type) -> type[Adapted]:
-    return type(f"Adapted{attention.__name__}", (HfSam, attention), {"original": attention})
+def _mixed(adapted: type[Adapted], attention: type) -> type[Adapted]:
+    return type(f"Adapted{attention.__name__}", (adapted, attention), {"original": attention})

@@ -19,7 +19,8 @@ from torch import nn
 from ...attention import Grid
 from ...errors import UserError
 from ...sizes import Size, input_size
-from ..support import families, is_transformers, timm_models, timm_refusals
+from ..reducing import grids
+from ..support import families, is_published_sam, is_transformers, timm_models, timm_refusals
 from .attentions import adapted_class
 
 
@@ -30,8 +31,10 @@ class Site:
     path: of the attention in the owner
     grid: its tokens; an image has `windows` such grids
     fixed: why only full attention can be put there; empty if others can
+    folds: whether full attention of attendless can be put there
     entering, leaving: tokens of the block before and after the attention, where windows are padded or queries pooled;
         0: those of the grid
+    size: of the images that the owner takes; None: as `input_size` says
     """
 
     owner: Any
@@ -41,6 +44,8 @@ class Site:
     fixed: str = ""
     entering: int = 0
     leaving: int = 0
+    folds: bool = True
+    size: Size | None = None
 
 
 def sites(model: nn.Module, size: Size | None = None) -> Iterator[tuple[str, Site]]:
@@ -52,12 +57,13 @@ def sites(model: nn.Module, size: Size | None = None) -> Iterator[tuple[str, Sit
 
 
 def _rows(owner: Any, size: Size) -> Iterator[Site]:
-    """Rows of tokens; all layers have one grid."""
+    """Rows of tokens; all layers have one grid, except where tokens are reduced."""
     height, width = owner.patch_embed.dynamic_feat_size(size)
     grid = Grid(height, width, owner.num_prefix_tokens)
     for path, module in owner.named_modules():
         if adapted_class(module) is not None:
-            yield Site(owner, path, grid)
+            entering, grid = grids(owner.get_submodule(path.rpartition(".")[0]), grid)
+            yield Site(owner, path, entering)
 
 
 def _sam(owner: Any, size: Size) -> Iterator[Site]:
@@ -71,6 +77,17 @@ def _hf_sam(owner: Any, size: Size) -> Iterator[Site]:
     for i, layer in enumerate(owner.layers):
         if adapted_class(layer.attn) is not None:
             yield _windowed(owner, f"layers.{i}.attn", height, width, layer.window_size)
+
+
+def _published_sam(owner: Any, size: Size) -> Iterator[Site]:
+    """Its absolute positions, which are not resampled, fix the size of its images."""
+    steps = owner.patch_embed.proj.stride
+    if owner.pos_embed is not None:
+        size = (owner.pos_embed.shape[1] * steps[0], owner.pos_embed.shape[2] * steps[1])
+    height, width = (side // step for side, step in zip(size, steps, strict=True))
+    for i, block in enumerate(owner.blocks):
+        site = _windowed(owner, f"blocks.{i}.attn", height, width, block.window_size)
+        yield dataclasses.replace(site, size=size)
 
 
 def _windowed(owner: Any, path: str, height: int, width: int, side: int) -> Site:
@@ -92,12 +109,13 @@ def _hiera(owner: Any, size: Size) -> Iterator[Site]:
         if block.q_stride is not None:
             why = why or "it pools its queries"
             height, width = height // block.q_stride[0], width // block.q_stride[1]
-        yield Site(owner, f"blocks.{i}.attn", Grid(rows, columns), windows, why, entering, height * width)
+        path, grid = f"blocks.{i}.attn", Grid(rows, columns)
+        yield Site(owner, path, grid, windows, why, entering, height * width, folds=not why)
 
 
 _BY_CLASS: dict[type, Callable[[Any, Size], Iterator[Site]]] = {VisionTransformerSAM: _sam, HieraDet: _hiera}
 _HF_ENCODERS = {
-    name for row in families() if row.library != "timm" and row.patch == "timm_inplace" for name in row.models
+    name for row in families() if row.library == "transformers" and row.patch == "timm_inplace" for name in row.models
 }
 _LAID_OUT = {
     cls._pos_embed
@@ -109,6 +127,8 @@ _LAID_OUT = {
 def _finder(module: nn.Module) -> Callable[[Any, Size], Iterator[Site]] | None:
     if type(module) in _BY_CLASS:
         return _BY_CLASS[type(module)]
+    if is_published_sam(type(module), "ImageEncoderViT"):
+        return _published_sam
     if type(module).__name__ in _HF_ENCODERS and is_transformers(module):
         return _hf_sam
     laid_out = getattr(type(module), "_pos_embed", None) in _LAID_OUT
@@ -125,7 +145,7 @@ def turn(owner: Any) -> float:
         raise UserError(f"the rotary positions of {type(owner).__name__} are on the device meta: load it first")
     height, width = (64, 64) if getattr(rope, "feat_shape", None) is None else owner.patch_embed.grid_size
     training = rope.training
-    table = rope.eval().get_embed(shape=(height, width)).detach().float()  # some are random in training
+    table = rope.eval().get_embed(shape=(height, width)).detach().float()  # some embeddings are random in training mode
     rope.train(training)
     sin, cos = table.unflatten(-2, (height, width)).chunk(2, dim=-1)
     angle = torch.atan2(sin, cos)
@@ -152,7 +172,7 @@ def _why(module: nn.Module) -> str:
         return refusals[type(module)]
     if adapted_class(module) is not None:
         return "no module around it tells the grid of its tokens"
-    elsewhere = is_transformers(module)  # `hf_interface` reports on these
+    elsewhere = is_transformers(module)  # `hf_interface` reports these
     return f"{name} is not a supported attention class" if name.endswith("Attention") and not elsewhere else ""
 
 

@@ -6,17 +6,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...attention import Attention, Macs, Spec, create
+from ...attention import Attention, Macs, Spec, create, parse
 from ...backbones.block import frozen_alike, take_weights
 from ...backbones.cost import weight_macs
 from ...backbones.probe import replaced
 from ...errors import UserError
 from ...sizes import Size, input_size
 from ...sparse.full import macs as full_macs
+from .. import reducing
 from ..grid_tracking import TokenGrid
 from ..slot import Slot
 from ..support import timm_models
 from ..user_code import check_projections
+from . import bands
 from .adapted import Adapted, AdaptedTokens, adapted_modules, put, take_out
 from .attentions import adapted_class
 from .owners import Site, refused, sites, turn
@@ -45,13 +47,12 @@ def _slot(model: nn.Module, path: str, site: Site) -> Slot:
     mlp = getattr(block, "mlp", nn.Identity())
     entering, leaving = site.entering or site.grid.tokens, site.leaving or site.grid.tokens
     rest = weight_macs(block, entering) - weight_macs(module, entering) - weight_macs(mlp, entering)
-    others = Macs(mlp=weight_macs(mlp, leaving), other=rest)
+    others = Macs(mlp=weight_macs(mlp, leaving), other=rest) + reducing.macs(block, site.grid)
     if not _readable(module):
         check_projections(module, path)
     adapter = InPlace(module, site.owner, site.windows)
-    return Slot(
-        name, site.grid, model, adapter, input_size(site.owner), others, site.fixed, folds=adapter.adapted.folds
-    )
+    folds = (adapter.adapted.folds and site.folds) or isinstance(block, reducing.Reducing)
+    return Slot(name, site.grid, model, adapter, site.size or input_size(site.owner), others, site.fixed, folds=folds)
 
 
 def _readable(module: Any) -> bool:
@@ -60,6 +61,23 @@ def _readable(module: Any) -> bool:
     weight = next(module.parameters(), None)
     stated = hasattr(first, "in_features") and hasattr(module.proj, "in_features")
     return stated and weight is not None and weight.is_floating_point()
+
+
+def put_tokens(model: nn.Module, spec: Spec | None) -> None:
+    """Put a token reducer into a model whose attentions are exchanged in place; None removes the present one."""
+    if spec is None and not reducing.reducing(model):
+        return
+    found = [(slot, slot.adapter) for slot in find(model) if isinstance(slot.adapter, InPlace)]
+    adapters = [adapter for _, adapter in found]
+    rows = all(issubclass(adapter.adapted, AdaptedTokens) for adapter in adapters)
+    if not found or not rows or len({id(adapter.owner) for adapter in adapters}) > 1:
+        raise UserError(f"tokens={str(spec)!r}: the layers of {type(model).__name__} require every token")
+    heads, width = adapters[0].heads, adapters[0].width
+    head_dim = adapters[0].module.proj.in_features // heads
+    reducing.put([slot.block for slot, _ in found], spec, adapters[0].where, width, head_dim)
+    for slot, _ in found:
+        if isinstance(slot.block, reducing.Reducing) and slot.spec is None:
+            slot.put(slot.make(parse("full")))
 
 
 class InPlace:
@@ -77,16 +95,23 @@ class InPlace:
     def weights(self) -> dict[str, Tensor]:
         return self.module.state_dict(keep_vars=True)
 
+    @property
+    def heads(self) -> int:
+        return getattr(self.module, "num_heads", None) or self.module.num_attention_heads
+
+    @property
+    def width(self) -> int:
+        first = self.module.qkv if self.module.qkv is not None else self.module.q_proj
+        return first.in_features
+
     def make(self, slot: Slot, spec: Spec) -> Attention:
         weight = next(self.module.parameters())
-        heads = getattr(self.module, "num_heads", None) or self.module.num_attention_heads
-        width = self.module.qkv.in_features if self.module.qkv is not None else self.module.q_proj.in_features
         ours: Any = create(
             spec,
-            width,
-            heads,
+            self.width,
+            self.heads,
             grid=slot.grid,
-            head_dim=self.module.proj.in_features // heads,
+            head_dim=self.module.proj.in_features // self.heads,
             projections=False,
             turn=turn(self.owner),
             device=weight.device,
@@ -108,7 +133,8 @@ class InPlace:
                 f"the attention in {slot.name} has a `forward` of its own, which would run in place of "
                 f"{attention.spec}: delete that attribute first"
             )
-        put(self.module, self.adapted, attention, self._where() if issubclass(self.adapted, AdaptedTokens) else None)
+        put(self.module, self.adapted, attention, self.where if issubclass(self.adapted, AdaptedTokens) else None)
+        bands.put(self.owner)
 
     def restore(self, slot: Slot) -> None:
         take_out(self.owner, [self.module])
@@ -130,7 +156,9 @@ class InPlace:
         projections = weight_macs(module, tokens) - inside
         return Macs(core=self.windows * pairs, projections=projections, other=self.windows * extra)
 
-    def _where(self) -> TokenGrid:
-        """One for all attentions of an owner."""
+    @property
+    def where(self) -> TokenGrid:
+        """One for all attentions of an owner, and for its blocks."""
         found = [m.where for _, m in adapted_modules(self.owner) if isinstance(m, AdaptedTokens) and "where" in vars(m)]
+        found += [block.around for block in reducing.reducing(self.owner)]
         return found[0] if found else TokenGrid(self.owner.patch_embed, self.owner.num_prefix_tokens)
