@@ -7,8 +7,10 @@ import getpass
 import json
 import os
 import platform
+import re
 import resource
 import select
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -412,6 +414,8 @@ def test_the_stamp_names_the_machine_but_no_host_and_no_person() -> None:
     assert torch.__version__.split("+")[0] in text
     assert platform.node() not in text or len(platform.node()) < 4
     assert f'"{getpass.getuser()}"' not in text
+    if (Path(__file__).resolve().parents[1] / ".git").exists() and shutil.which("git"):
+        assert re.search(r"attendless [\w.]+ \([0-9a-f]{7,}\+?\)", stamp_line(found)), "the commit of a checkout"
 
 
 @needs_kernels

@@ -63,7 +63,7 @@ def test_what_was_left_full_is_called_full(monkeypatch: pytest.MonkeyPatch) -> N
     assert kept.label == kept.setup.attention == kept.setup.asked == "window:size=4"
     # One model under two names is one contestant: the dense one, full and window interleave.
     assert timings == [3]
-    assert f"{WASTE} came out as the same model as full: timed once" in left.notes
+    assert f"{WASTE} gave the same model as full: timed once" in left.notes
     assert left.latency_ms == plain.latency_ms
 
 

@@ -101,7 +101,7 @@ def test_every_rate_in_all_layers_is_a_candidate(model: torch.nn.Module, images:
 def test_what_blocks_say_is_slower_is_left_out(model: torch.nn.Module, images: torch.Tensor) -> None:
     backbone, specs = convert(model, "full").eval(), rates.rate_specs("foveal", (0.1, 0.5))
     search, depth = Search(images=images[:2], points=2, budget=0.02), len(backbone.blocks)
-    timed = "milliseconds on all tokens of foveal:keep=0.5, foveal:keep=0.1, batch 1"
+    timed = f"milliseconds on all tokens of foveal:keep=0.5, foveal:keep=0.1, batch 1 {search.where.name}"
     search.log.values[timed] = [[1.0, 2.0, 1.5]] * depth
     assert rates.rate_mixes(backbone, specs, search) == [([0] * depth, 0.0)]
     search.log.values[timed] = [[1.0, 2.0, 0.5]] * depth
@@ -442,7 +442,7 @@ def test_one_command_for_the_tradeoff(photos: str, tmp_path: Path, capsys: pytes
     out = capsys.readouterr().out
     lines = out.splitlines()
     assert [line.split(":")[0] for line in lines[:2]] == [
-        f"maximum speed-up at {size} px of attending less alone" for size in (32, 48)
+        f"maximum speed-up at {size} px of sparser attention alone" for size in (32, 48)
     ], "the caps come first"
     assert "the weights are random" in out
     assert out.count("1 of 10 images could not be read") == 1

@@ -322,7 +322,7 @@ def test_models_that_need_every_token_are_searched_for_attention_alone(model: Co
     assert "reads the keys of fastformer" in why_not(Columnar(**SHAPE, attention="fastformer"), "tome")
     small = {"embed_dims": (16, 32), "depths": (1, 1), "num_heads": (1, 2), "img_size": 64, "num_classes": 5}
     convolving = timm.create_model("pyramid_pvt_v2_b0", **small, mlp_ratios=2, attention="full")
-    assert why_not(convolving, "tome").startswith("tokens cannot go before an MLP that convolves")
+    assert why_not(convolving, "tome").startswith("tokens cannot be removed before an MLP that convolves")
     assert convolving.tokens == ""
     with pytest.raises(UserError, match="tokens='tome:r=2': SwinTransformer keeps"):
         tune(swin, images[:, :, :32, :32], **{**QUICK, "tokens": "tome:r=2"})
@@ -385,13 +385,13 @@ def test_the_command_says_how_to_get_it(
 ) -> None:
     from PIL import Image
 
-    from attendless.optimize import tune as tuning
+    from attendless.optimize.session import Session
 
     for i in range(12):
         Image.effect_noise((48, 40), 20 + 20 * i).convert("RGB").save(tmp_path / f"{i}.png")
     # What is saved is to be seen, so the quickest by far is whatever merges most.
     monkeypatch.setattr(searching, "token_times", lambda *given: {"full": BY_TOKENS})
-    monkeypatch.setattr(tuning, "_benchmark", _by_macs)
+    monkeypatch.setattr(Session, "_benchmark", _by_macs)
     out, result = str(tmp_path / "fast.safetensors"), str(tmp_path / "found.json")
     words = ["columnar_micro_patch4_32", "--attention", "none", "--data", str(tmp_path), "--max-drop", "100"]
     words += ["--tokens", tokens, "--plugin", plugin, "--budget", "0.02", "--resume-dir", str(tmp_path / "notes")]
@@ -410,9 +410,8 @@ def test_the_command_says_how_to_get_it(
     assert chosen["tokens_spec"] == fast.tokens
 
 
-def _by_macs(models: list[Any], image: Tensor, budget: float, progress: Any) -> Any:
+def _by_macs(session: Any, ready: dict[str, Any], seconds: float) -> Any:
     from attendless.measure.clock import Timings
     from attendless.measure.macs import count
 
-    seconds = [1e-9 * count(one, (32, 32)).total for one in models]
-    return Timings({str(i) if i else "baseline": [s] * 20 for i, s in enumerate(seconds)})
+    return Timings({name: [1e-9 * count(one.run, (32, 32)).total] * 20 for name, one in ready.items()})

@@ -1,4 +1,4 @@
-"""Pictures: folders and data sets by name, the embedded `scenes`, and a cache of decoded pixels."""
+"""Images: folders, data sets by name, the included data set `scenes`, and a cache of decoded pixels."""
 
 from .opening import open_data, open_splits
 from .source import (

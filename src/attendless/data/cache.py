@@ -1,7 +1,7 @@
-"""Decoded pictures on disk: the same pixels without decoding them again, for training on a CPU.
+"""A cache of decoded images on disk, for training on a CPU.
 
-A cache is one file of raw pixels, mapped into memory by every worker, and one JSON file that says where each picture
-lies. It is named after the pictures it holds, their sizes and dates, so changed pictures get a new cache.
+A cache is one file of raw pixels, which every worker maps into memory, and one JSON file with the position of each
+image. Its name is a hash of the names, sizes and dates of the images, so changed images get a new cache.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .source import BadImage, Source
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Cached:
-    """A source whose pictures are read from a cache."""
+    """A source that reads its images from a cache."""
 
     inner: Source
     path: str
-    #: For each picture: where it begins, height, width. A picture that cannot be read has height 0.
+    #: Offset, height and width of each image. An image that cannot be read has height 0.
     places: np.ndarray
     labels: tuple[int, ...]
 
@@ -58,21 +58,20 @@ class Cached:
         return self.inner.name(index)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the mapping: a worker that is handed this object maps the file itself."""
+        """The state without the mapping: each worker maps the file itself."""
         return {name: value for name, value in self.__dict__.items() if name != "pixels"}
 
 
 def cached(source: Source, folder: str | Path, say: Callable[[str], None] = lambda text: None) -> Source:
-    """`source` by way of a cache in `folder`, which is made if it is not there yet.
-
-    Sets that need no decoding are returned as they are.
+    """`source` with a cache in `folder`, which is created if necessary. Sources that need no decoding are returned
+    unchanged.
     """
     if not isinstance(source, Files | Scenes):
         return source
     name = _fingerprint(source)
     pixels, index = Path(folder) / f"{name}.pixels", Path(folder) / f"{name}.json"
     if not index.is_file():
-        say(f"decoding {len(source)} pictures into {str(folder)!r}, once")
+        say(f"decoding {len(source)} images into {str(folder)!r}, once")
         _build(source, pixels, index)
     try:
         content = json.loads(index.read_text())
@@ -81,7 +80,7 @@ def cached(source: Source, folder: str | Path, say: Callable[[str], None] = lamb
     except (OSError, ValueError, KeyError, TypeError):
         sound = False
     if not sound:
-        raise UserError(f"the cache {str(index)!r} is damaged: remove it, and it will be made again")
+        raise UserError(f"the cache {str(index)!r} is damaged: remove it, and it will be created again")
     return Cached(source, str(pixels), places, tuple(content["labels"]))
 
 
@@ -98,7 +97,7 @@ def _build(source: Source, pixels: Path, index: Path) -> None:
     try:
         with atomic(index) as temporary:
             temporary.write_text(json.dumps({"bytes": start, "places": places, "labels": labels}))
-    except OSError:  # on a full disk, pixels that nothing leads to would only be in the way
+    except OSError:  # remove the pixels on a full disk: without an index they are unusable
         pixels.unlink(missing_ok=True)
         raise
 

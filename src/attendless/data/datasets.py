@@ -1,4 +1,4 @@
-"""Data sets that are not folders of pictures: CIFAR's binary files, and torchvision's sets by name."""
+"""Data sets that are not image folders: CIFAR's binary files, and torchvision's data sets by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .scenes import Scenes
 from .source import Split
 
 _PIXELS = 3 * 32 * 32
-#: torchvision's sets whose items are a picture and one class.
+#: torchvision's data sets whose items are an image and one class.
 TORCHVISION = (
     *("CIFAR10", "CIFAR100", "Caltech101", "Caltech256", "Country211", "DTD", "EMNIST", "EuroSAT", "FER2013"),
     *("FGVCAircraft", "FashionMNIST", "Flowers102", "Food101", "GTSRB", "ImageNet", "Imagenette", "KMNIST", "MNIST"),
@@ -66,7 +66,7 @@ class Cifar:
         if len(classes) != count:
             classes = [str(i) for i in range(count)]
         if rows[:, 0].max() >= count:
-            raise UserError(f"{str(root)!r} holds label {rows[:, 0].max()}, but CIFAR-{count} has labels below {count}")
+            raise UserError(f"{str(root)!r} contains label {rows[:, 0].max()}: CIFAR-{count} has labels below {count}")
         return cls(rows, tuple(classes))
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ def is_cifar(root: Path) -> bool:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Torchvision:
-    """A torchvision classification set under this package's view of a source."""
+    """A torchvision classification data set as a `Source`."""
 
     inner: Any
     classes: tuple[str, ...]
@@ -103,14 +103,14 @@ class Torchvision:
 
 
 def open_named(text: str, split: Split) -> Any:
-    """`scenes`, `scenes:size=64`, or a torchvision set as NAME@DIR; other texts are wrong paths."""
+    """`scenes`, `scenes:size=64`, or a torchvision data set as NAME@DIR; raises `UserError` otherwise."""
     if re.fullmatch(r"scenes(:.*)?", text):
         return Scenes.open(text, split)
     name, at, folder = text.partition("@")
     if not at:
         raise UserError(
-            f"--data {text!r} is not a folder, nor a data set. Give a folder of images, `scenes` (embedded), or a "
-            "torchvision set as NAME@DIR, such as CIFAR10@data"
+            f"--data {text!r} is neither a folder nor a data set. Give a folder of images, `scenes` (included), or "
+            "a torchvision data set as NAME@DIR, such as CIFAR10@data"
         )
     return _open_torchvision(name, Path(folder).expanduser(), split)
 
@@ -135,6 +135,6 @@ def _open_torchvision(name: str, root: Path, split: Split) -> Torchvision:
             inner = kind(root=str(root), **arguments)
             labels = getattr(inner, "classes", None) or sorted({int(inner[i][1]) for i in range(len(inner))})
             return Torchvision(inner, tuple(map(str, labels)))
-        except Exception as error:  # each set has its own way of saying that its files are missing or unfit
+        except Exception as error:  # data sets raise different errors if files are missing or damaged
             problem = problem or error
     raise UserError(f"torchvision's {kind.__name__} cannot be read from {str(root)!r}: {problem}")

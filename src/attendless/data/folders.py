@@ -1,4 +1,4 @@
-"""Folders of picture files, in the layouts that `opening` lists."""
+"""Folders of image files, in the layouts that `opening` lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FOLDERS: dict[Split, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Files:
-    """Picture files below `root`. Names are kept as text: a million `Path`s would be slow and large."""
+    """Image files below `root`. Names are strings: a million `Path`s would be slow and large."""
 
     root: str
     files: tuple[str, ...]
@@ -45,8 +45,7 @@ class Files:
 
 
 def open_folder(root: Path, split: Split, *, labels: bool = True) -> Files:
-    """The pictures of one split. Without `labels`, every picture below its folder, however they are sorted into
-    folders."""
+    """The images of one split; without `labels`, all images below its folder."""
     folders = {name.lower(): root / name for name in _directories(root)}
     found = {s: next((folders[n] for n in names if n in folders), None) for s, names in _FOLDERS.items()}
     train, chosen = found["train"], found[split]
@@ -64,7 +63,7 @@ def open_folder(root: Path, split: Split, *, labels: bool = True) -> Files:
 
 
 def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
-    """One folder per class. `classes`, if given, fixes the labels (validation follows training)."""
+    """One folder per class. `classes`, if given, determines the labels (validation follows training)."""
     names = sorted(_directories(root))
     if not names or "images" in names:
         return _read_unlabelled(root, root / "images" if "images" in names else root)
@@ -75,13 +74,13 @@ def _read_classes(root: Path, classes: Sequence[str] | None) -> Files:
     known = {name: str(int(name)) if by_number and name not in label else name for name in names}
     strange = [name for name in names if known[name] not in label]
     if strange:
-        raise UserError(f"{str(root)!r} holds classes that training does not know: {', '.join(strange[:5])}")
+        raise UserError(f"{str(root)!r} contains classes that the training data lacks: {', '.join(strange[:5])}")
     files: list[str] = []
     labels: list[int] = []
     for name in names:
         here = images_below(root / name, root)
         if not here:
-            raise UserError(f"folder {str(root / name)!r} holds no images, so it is no class. {expected(root)}")
+            raise UserError(f"folder {str(root / name)!r} contains no images. {expected(root)}")
         files += here
         labels += [label[known[name]]] * len(here)
     return Files(str(root), tuple(files), tuple(labels), tuple(classes))
@@ -109,7 +108,7 @@ def _read_annotations(root: Path, classes: Sequence[str]) -> Files:
         files.append(os.path.join("images", fields[0]))
         labels.append(label[fields[1]])
     if not files:
-        raise UserError(f"{str(root / 'val_annotations.txt')!r} names no images")
+        raise UserError(f"{str(root / 'val_annotations.txt')!r} lists no images")
     return Files(str(root), tuple(files), tuple(labels), tuple(classes))
 
 

@@ -1,4 +1,4 @@
-"""Two disjoint parts of a set of images, told apart by a hash of the file names.
+"""A split of a set of images into two disjoint parts by a hash of the file names.
 
 The split depends on the names alone: it is the same on every machine, wherever the folder is, and a file that is added
 later moves few others.

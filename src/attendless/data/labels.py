@@ -1,8 +1,7 @@
-"""Which of a model's classes the pictures of a data set belong to: by name, by index, or not at all.
+"""Matching of a data set's classes to a model's: by name, by index, or not at all.
 
-A data set numbers its classes in its own order, and may hold only some of the model's. A model knows its classes by
-the names it was trained with (`train` keeps them in the file), by ImageNet's where it has as many as ImageNet, or by
-number alone.
+A data set has its own order of classes, and may contain only some of the model's. The names of a model's classes are
+those of its training (`train` stores them in the file), ImageNet's if it has as many classes as ImageNet, or unknown.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from ..errors import UserError
 from ..sizes import image_config
 
 Matched = Literal["by name", "ImageNet", "by index", "in sorted order", "none"]
-#: How to go on without labels, said wherever they do not fit.
+#: Advice in errors about labels that do not match.
 _OTHERWISE = "Rename them or leave them out; --no-labels measures agreement alone"
 
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """For each class of a data set, the model's class (empty: no labels), and how that was found."""
+    """The model's class for each class of a data set (empty: no labels), and the rule that matched them."""
 
     classes: tuple[int, ...]
     how: Matched
@@ -31,16 +30,16 @@ NO_LABELS = Labels((), "none")
 
 
 def class_names(model: Any) -> tuple[str, ...]:
-    """The names a model knows its classes by, where timm's `label_names` says them; else nothing."""
+    """The class names in timm's `label_names` of a model, or () if there are none."""
     names = tuple(map(str, image_config(model).get("label_names", ())))
     return names if len(names) == getattr(model, "num_classes", 0) else ()
 
 
 def match_labels(given: Sequence[str], model: Any) -> Labels:
-    """Find the classes of a data set among the model's. One that the model does not know is an error that names it.
+    """Match the classes of a data set to those of a model; a class that does not match raises `UserError`.
 
-    Names count before numbers, and numbers before the order: that is taken only where the model knows no names and
-    there are as many classes as it has.
+    Names come before indices, and indices before the sorted order, which applies only if the model has no class names
+    and as many classes as the data set.
     """
     if not given:
         return NO_LABELS
@@ -61,14 +60,14 @@ def match_labels(given: Sequence[str], model: Any) -> Labels:
         )
     if len(given) != count:
         raise UserError(
-            f"the images have {len(given)} classes ({_some(given)}) and the model {count}, of which it knows no names: "
+            f"the images have {len(given)} classes ({_some(given)}) and the model has {count} without names: "
             f"expected as many folders, or folders named by class index. {_OTHERWISE}"
         )
     return Labels(tuple(range(count)), "in sorted order")
 
 
 def is_index(name: str) -> bool:
-    """Whether a folder's name is the number of a class. Longer numbers are dates or the like: names as any other."""
+    """Whether the name of a folder is a class index. Longer numbers, such as dates, are names."""
     return name.isascii() and name.isdecimal() and len(name.lstrip("0")) <= 5
 
 
@@ -76,19 +75,19 @@ def _by_index(given: Sequence[str], count: int) -> Labels:
     beyond = [name for name in given if int(name) >= count]
     if beyond:
         raise UserError(
-            f"folders are named by class index, and the model's go from 0 to {count - 1}: it has no {beyond[-1]}. "
+            f"folders are named by class index, but the model has classes 0 to {count - 1}, not {beyond[-1]}. "
             + _OTHERWISE
         )
     return Labels(tuple(map(int, given)), "by index")
 
 
 def _is_wordnet(name: str) -> bool:
-    """Whether a name is one of WordNet's, as ImageNet's folders are called: n01440764."""
+    """Whether a name is a WordNet ID such as n01440764, as in ImageNet."""
     return len(name) == 9 and name[0] == "n" and name[1:].isdecimal()
 
 
 def _imagenet(model: Any) -> tuple[str, ...]:
-    """ImageNet's names, in the model's order, where the model has as many classes as a version of ImageNet."""
+    """ImageNet's class names in the model's order, if the model has as many classes as a version of ImageNet."""
     from timm.data import ImageNetInfo, infer_imagenet_subset
 
     subset = infer_imagenet_subset(model)

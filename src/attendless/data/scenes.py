@@ -1,17 +1,16 @@
-"""`scenes`: an embedded data set in which what counts is who attends to whom.
+"""`scenes`: an included data set whose classes depend on two distant objects, so that attention is needed.
 
-A scene holds a disc and a striped flag, far apart, each in one of ten `colours` that stand in a circle, and small grey
-things that mean nothing. The class is the number of steps along the circle from the disc's colour to the flag's.
+A scene shows a disc and a striped flag, far apart, each in one of ten `colours` that form a circle, and small grey
+shapes without information. The class is the number of steps along the circle from the disc's colour to the flag's.
 
-Each of the two colours alone says nothing about the class: whatever the disc's colour, all ten classes are equally
-likely, and so for the flag. Hence a model that only adds up what it sees in single patches cannot beat chance, however
-well it sees; it must bring two distant patches together. A picture is a pure function of (seed, split, index, size).
+Either colour alone does not predict the class: for each colour of the disc, all ten classes are equally likely, and the
+same holds for the flag. So a model that only adds up evidence from single patches stays at the accuracy of guessing; it
+must combine two distant patches. An image is a pure function of (seed, split, index, size).
 
-`clutter` scatters squares in the same colours about, striped downwards, which mean nothing either: then seeing which
-colours there are is not enough, and a model must find the two that count. With a `grain` stripes have that many pixels
-in a picture of any size: a patch inside a thing looks the same in a small and in a large picture, so that what was
-learned from small ones holds in large ones. A `shade` lets the colours of things vary, so that nobody can always be
-right.
+`clutter` adds small squares with vertical stripes in the same colours, without information: then the set of colours is
+not enough, and a model must find the two objects. `grain` sets the width of stripes in pixels at every image size: a
+patch inside an object then looks the same in small and large images, so that training on small ones transfers. `shade`
+varies the colours of objects, so that no model can reach 100 %.
 """
 
 from __future__ import annotations
@@ -55,14 +54,14 @@ _SPLITS: dict[Split, int] = {"train": 0, "val": 1}
 
 @dataclasses.dataclass(frozen=True)
 class SceneOptions(Options):
-    size: int = option(32, "pixels a side", low=16, high=1024)
-    train: int = option(12000, "pictures to learn from", low=1)
-    val: int = option(2000, "pictures to be judged on", low=1)
-    seed: int = option(0, "the seed of every picture", low=0)
+    size: int = option(32, "side in pixels", low=16, high=1024)
+    train: int = option(12000, "training images", low=1)
+    val: int = option(2000, "validation images", low=1)
+    seed: int = option(0, "seed of every image", low=0)
     colours: int = option(10, "colours in the circle, and classes", low=2, high=10)
-    shade: int = option(0, "how much the colours of things vary", low=0, high=255)
-    clutter: int = option(0, "small coloured things that mean nothing", low=0, high=64)
-    grain: int = option(0, "pixels from stripe to stripe (0: an eighth of the picture)", low=0, high=64)
+    shade: int = option(0, "standard deviation of the colours", low=0, high=255)
+    clutter: int = option(0, "small coloured squares without information", low=0, high=64)
+    grain: int = option(0, "period of the stripes in pixels (0: an eighth of the image)", low=0, high=64)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Scenes:
 
 
 def scene(options: SceneOptions, split: int, index: int) -> tuple[np.ndarray, int]:
-    """Pixels [size, size, 3] and label. What is in the scene is drawn before its size matters, so size keeps it."""
+    """Pixels [size, size, 3] and label. The content is drawn before the size is used, so all sizes show the same."""
     size, colours = options.size, options.colours
     draw = np.random.Generator(np.random.SFC64(key(options.seed, split, index)))
     disc, flag = draw.integers(colours, size=2).tolist()
@@ -130,7 +129,7 @@ def _paint(canvas: np.ndarray, cell: tuple[int, ...], cells: int, shape: str, co
 
 @functools.lru_cache(maxsize=256)
 def _mask(shape: str, height: int, width: int, grain: float) -> np.ndarray:
-    """Which pixels of its box a shape covers, [height, width]."""
+    """The pixels that a shape covers in its box, bool [height, width]."""
     y = ((np.arange(height) + 0.5) / height * 2 - 1)[:, None]
     x = ((np.arange(width) + 0.5) / width * 2 - 1)[None]
     inside = {

@@ -1,1 +1,1 @@
-"""Measuring: speed against the dense model, memory, multiply-accumulates, accuracy, and what each is worth."""
+"""Measuring: speed-up over the baseline, memory, multiply-accumulates and accuracy."""

@@ -83,7 +83,7 @@ def evaluate(
     tallies = {name: _Tally() for name in variants}
     reference, skipped = _Tally(), 0
     device = next(baseline.parameters()).device
-    for images, given, names, reasons in _batches(_Pictures(source, transform, limit), batch, workers):
+    for images, given, names, reasons in batches(Pictures(source, transform, limit), batch, workers):
         skipped += len(reasons)
         for reason in reasons:
             on_skip(reason)
@@ -109,10 +109,10 @@ def load_images(source: Source, transform: Callable[[Any], Tensor], limit: int) 
 
 def load_labelled(source: Source, transform: Callable[[Any], Tensor], limit: int) -> tuple[Tensor, list[int]]:
     """As `load_images`, with the label of every image."""
-    pictures = _Pictures(source, transform, limit)
-    read = [(item[0], item[1]) for item in map(pictures.__getitem__, range(len(pictures))) if item[0] is not None]
+    found = Pictures(source, transform, limit)
+    read = [(item[0], item[1]) for item in map(found.__getitem__, range(len(found))) if item[0] is not None]
     if not read:
-        raise UserError(f"none of the {len(pictures)} images could be read")
+        raise UserError(f"none of the {len(found)} images could be read")
     return torch.stack([image for image, _ in read if image is not None]), [label for _, label in read]
 
 
@@ -144,7 +144,9 @@ def spread(count: int, limit: int | None) -> list[int]:
 _Item = tuple[Tensor | None, int, str, str]
 
 
-class _Pictures(torch.utils.data.Dataset[_Item]):
+class Pictures(torch.utils.data.Dataset[_Item]):
+    """The preprocessed images of a set, or `limit` of them, spread evenly."""
+
     def __init__(self, source: Source, transform: Callable[[Any], Tensor], limit: int | None) -> None:
         self.indices = spread(len(source), limit)
         self.source, self.transform = source, transform
@@ -171,7 +173,8 @@ def _collate(items: list[_Item]) -> _Batch:
     return images, [label for _, label, _ in sound], [name for *_, name in sound], reasons
 
 
-def _batches(pictures: _Pictures, batch: int, workers: int) -> Iterator[_Batch]:
+def batches(pictures: Pictures, batch: int, workers: int) -> Iterator[_Batch]:
+    """Images, labels and names of each batch, and why others of it could not be read."""
     workers = 0 if len(pictures) <= batch else workers
     yield from torch.utils.data.DataLoader(pictures, batch_size=batch, num_workers=workers, collate_fn=_collate)
 

@@ -1,10 +1,10 @@
 """`bench`: the speed-up of a model over its baseline, measured on this machine.
 
 A saved file is measured as it is, or as asked. A model given by its name is converted as `convert` does it, so layers
-may keep full attention; the row then says so.
+may keep full attention; the row reports it.
 
-The order matters. The maximum speed-up comes first, by formula, wherever there is one; then memory, in processes of
-their own; then the interleaved benchmark; then the best batch and the parts of each model. Multiply-accumulates without
+The order matters. The maximum speed-up comes first, if there is a formula; then memory, in separate processes; then
+the interleaved benchmark; then the best batch and the parts of each model. Multiply-accumulates without
 a formula come last, because counting them by running can slow compiled models down for good (pytorch#140909).
 """
 
@@ -113,7 +113,7 @@ def bench_all(
     name: str | None = None,
     **settings: Any,
 ) -> list[Measurement]:
-    """As `bench`, for several models whose timing is interleaved, so that all meet the same state of the machine."""
+    """As `bench`, for several models whose timing is interleaved, so that all meet the same conditions."""
     how = Conditions(**settings)
     sized, baseline, pixels = _sized(models, like, size)
     with _threads(how.threads):
@@ -186,7 +186,7 @@ def bench_rows(
 
 
 def _time_once(subjects: Sequence[Subject], baseline: Subject, how: Conditions, macs: Macs | None) -> list[Timed]:
-    """Time the subjects; those that came out as the same model are timed once, and a note says so."""
+    """Time the subjects; those that came out as the same model are timed once, with a note."""
     first: dict[str, Subject] = {}
     for subject in subjects:
         first.setdefault(subject.label, subject)
@@ -195,7 +195,7 @@ def _time_once(subjects: Sequence[Subject], baseline: Subject, how: Conditions, 
     results = []
     for subject in subjects:
         one = first[subject.label]
-        same = () if one is subject else (f"{subject.asked} came out as the same model as {one.asked}: timed once",)
+        same = () if one is subject else (f"{subject.asked} gave the same model as {one.asked}: timed once",)
         named_so = dataclasses.replace(subject, notes=(*subject.notes, *same))
         results.append(dataclasses.replace(found[subject.label], subject=named_so))
     return results

@@ -12,7 +12,7 @@ import sys
 
 import torch
 
-from ..stamp import stamp
+from ..stamp import cores, stamp
 
 #: Extra → what has to be importable for it, and what it serves.
 EXTRAS = {
@@ -38,7 +38,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """Every check, in reading order. Anything that could kill the process is tried in a child."""
-    return [*_versions(), *_machine(), _kernels(), _bf16(), _compiler(), _triton(), *_extras()]
+    return [*_versions(), *_machine(), _kernels(), _openmp(), _bf16(), _compiler(), _triton(), *_extras()]
 
 
 def _versions() -> list[Finding]:
@@ -49,11 +49,11 @@ def _versions() -> list[Finding]:
 def _machine() -> list[Finding]:
     found = stamp()
     cuda = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
-    wanted, cores = torch.get_num_threads(), found["cores"]
-    note = "more threads than cores: expect stalls of milliseconds; set --threads" if wanted > cores else ""
+    wanted, most = torch.get_num_threads(), cores()
+    note = "more threads than cores: expect stalls of milliseconds; set --threads" if wanted > most else ""
     return [
         Finding("CPU", found["cpu"], " ".join(found["instructions"])),
-        Finding("threads", f"{wanted} of {cores} cores", note, ok=not note),
+        Finding("threads", f"{wanted} of {most} cores", note, ok=not note),
         Finding("torch's CPU path", found["torch_capability"]),
         Finding("CUDA", cuda, "" if cuda != "none" else "everything runs on the CPU"),
     ]
@@ -68,6 +68,29 @@ def _kernels() -> Finding:
             "native kernels", str(native.instruction_set()), "; ".join(filter(None, (note, native.threading())))
         )
     return Finding("native kernels", "absent", native.reason, ok=False)
+
+
+def _openmp() -> Finding:
+    """Two runtimes in one process have two pools of threads, which take each other's cores."""
+    from ..sparse import native  # noqa: F401 - loads the kernels, and with them their runtime
+
+    found = openmp_runtimes(_loaded_libraries())
+    note = "two pools of threads take each other's cores: set OMP_NUM_THREADS, or build torch and attendless alike"
+    return Finding("OpenMP runtimes", ", ".join(found) or "none", note if len(found) > 1 else "", ok=len(found) < 2)
+
+
+def openmp_runtimes(libraries: list[str]) -> list[str]:
+    """The different files among loaded libraries that are OpenMP runtimes."""
+    names = ("libgomp", "libiomp", "libomp.", "libomp-")
+    return sorted({path for path in libraries if os.path.basename(path).startswith(names)})
+
+
+def _loaded_libraries() -> list[str]:
+    try:
+        with open("/proc/self/maps") as maps:
+            return [line.split(maxsplit=5)[5].strip() for line in maps if ".so" in line]
+    except (OSError, IndexError):  # no Linux
+        return []
 
 
 def _bf16() -> Finding:

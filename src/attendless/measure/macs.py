@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..integrations.discovery import exchangeable, find_slots
 from ..sizes import channels, input_size
 
-#: The row of what has no formula in models whose blocks alone are ours to count.
+#: Name of the row for the parts without a formula, in models whose blocks alone have formulas.
 REST = "all else (counted by running)"
 
 
@@ -47,7 +47,7 @@ def layer_costs(model: nn.Module, size: int | tuple[int, int] | None = None) -> 
 
 
 def count(model: nn.Module, size: int | tuple[int, int] | None = None) -> Macs:
-    """Multiply-accumulates of one image: by formula where the model knows its own, otherwise by running it."""
+    """Multiply-accumulates of one image: by formula if the model has one, otherwise by running it."""
     if is_backbone(model):
         return sum((layer.macs for layer in layer_costs(model, size)), start=Macs())
     return count_by_running(model, size)

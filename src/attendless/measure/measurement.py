@@ -19,8 +19,9 @@ class Setup:
     """What was measured, and how.
 
     `attention` is what the model attends with. If `asked` differs from it, `left_full` layers kept their attention
-    because attending less does not pay there; `left` says so in words. `tokens` is the number of tokens that enter the
-    first layer, `tokens_spec` the token reducer. `path` names the backend of every layer and `reason` says why.
+    because sparser attention is not faster there; `left` gives the reason as text. `tokens` is the number of tokens
+    that enter the first layer, `tokens_spec` the token reducer. `path` names the backend of every layer and
+    `reason` why it was chosen.
     """
 
     model: str
@@ -44,7 +45,7 @@ class Setup:
 
 @dataclasses.dataclass(frozen=True)
 class Performance:
-    """What one model needs: milliseconds per call, images per second at its best batch, megabytes (10⁶ bytes).
+    """Performance of one model: ms per call, images/s at its best batch, memory in MB (10⁶ bytes).
 
     `peak_memory_mb` is what the model adds to a running PyTorch process, `process_memory_mb` the whole process.
     `parts_ms` splits an instrumented forward pass. `whole_ms` is a forward pass without instruments, interleaved with
@@ -62,8 +63,8 @@ class Performance:
 
 @dataclasses.dataclass(frozen=True)
 class SpeedLimit:
-    """Amdahl's law for the baseline: the share of its attention core, by MACs and by time, and the most that any other
-    attention could gain. None stands for not measured (`time_share`) or unbounded (a cap)."""
+    """Amdahl's law for the baseline: the share of its attention core, by MACs and by time, and the maximum
+    speed-up by another attention. None means not measured (`time_share`) or unbounded (a maximum)."""
 
     attention_share: float
     time_share: float | None = None
@@ -156,7 +157,7 @@ class Measurement:
 
     def limit_text(self) -> str:
         """The maximum speed-up, to be read before the measured one."""
-        beyond = ", for attending less alone: token reduction can exceed it" if self.setup.tokens_spec else ""
+        beyond = ", for sparser attention alone: token reduction can exceed it" if self.setup.tokens_spec else ""
         return f"{self.limit}{beyond}"
 
     def __str__(self) -> str:

@@ -1,18 +1,18 @@
-"""Peak memory of a forward, measured in a process of its own.
+"""Peak memory of a forward pass, measured in a separate process.
 
-In a process that has already run something, freed memory is handed out again and the peak belongs to whoever came
-first. So a fresh Python is started for every measurement; it
+In a process that has already run a model, freed memory is reused and hides the peak of the next model. Every
+measurement therefore starts a new Python process, which
 
-    1. asks the C library to return freed blocks to the system at once. By default it keeps many for later, how many
-       depends on where they happen to lie, and the same model would need 81 MB in one run and 100 MB in the next;
+    1. makes the C library return freed blocks to the system at once. By default it retains some of them, depending on
+       their addresses, and the same model needs 81 MB in one run and 100 MB in the next;
     2. imports PyTorch, timm and attendless and runs a Transformer of one small block, so that the libraries' code is
        loaded and their buffers exist;
-    3. notes its resident memory: the baseline;
+    3. records its resident memory: the baseline;
     4. builds the model and one batch of images, and runs the forward three times without gradients;
-    5. reports how far the peak of its resident memory during the forwards lies above the baseline.
+    5. reports the peak of its resident memory during the forwards, minus the baseline.
 
-The figure is thus what the model adds to a running PyTorch: weights, images and activations at their peak. On CUDA it
-is the peak of the allocator's own count, which starts at nothing. 1 MB is 10⁶ bytes.
+The figure is what the model adds to a running PyTorch: weights, images and peak activations. On CUDA it is the peak of
+the allocator's count, which starts at zero. 1 MB is 10⁶ bytes.
 
     echo '{"build": "timm:create_model", "arguments": {"model_name": "deit_tiny_patch16_224"}, "size": [224, 224]}' |
         python -c "from attendless.measure.memory import main; main()"
@@ -37,7 +37,7 @@ from ..plugins import load_plugins, plugin_files, refuse_while_loading
 from ..sizes import size_text
 from ..sparse import execution, policy
 
-#: Longer than any forward worth waiting for.
+#: Seconds after which a measurement is stopped.
 _TIMEOUT = 1800
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
@@ -52,16 +52,16 @@ class Memory:
 
 
 class MemoryFull(UserError):
-    """The machine has not enough memory for what was to be measured."""
+    """The machine does not have enough memory for the measurement."""
 
 
 def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, int], **more: Any) -> Memory:
-    """Measure the model that `build`, a `module:function`, makes of its JSON-able `arguments`.
+    """Measure the model that `build`, a `module:function`, builds from its JSON `arguments`.
 
-    `more` may say `batch`, `channels`, `threads`, `device` and `dtype`.
+    `more` may hold `batch`, `channels`, `threads`, `device` and `dtype`.
     """
     refuse_while_loading("a measurement of memory")
-    # What a user registered must be known to the child, and the same backends must compute there.
+    # The child needs the plug-ins of the user and the same policy for backends.
     same = {"plugins": plugin_files(), "policy": policy()}
     task = {"build": build, "arguments": dict(arguments), "size": list(size), **same, **more}
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
@@ -85,7 +85,7 @@ def peak_memory(build: str, arguments: Mapping[str, Any], *, size: tuple[int, in
 
 
 def measure(task: Mapping[str, Any]) -> Memory:
-    """What the child does. Call it in a fresh process only."""
+    """The task of the child process. Call it in a new process only."""
     import torch
 
     if task.get("threads"):
@@ -117,18 +117,18 @@ def _small_forward(device: Any, dtype: Any) -> None:
 
 
 class _Resident:
-    """The resident memory of this process, as the system tells it."""
+    """The resident memory of this process, as the system reports it."""
 
     def __init__(self) -> None:
-        # Blocks of 128 kB and more get pages of their own, which go back when they are freed (glibc only).
+        # Blocks of 128 kB and more get separate pages, which are returned when they are freed (glibc only).
         with contextlib.suppress(OSError, AttributeError):
             for option in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD):
                 ctypes.CDLL(None).mallopt(option, 128 * 1024)
 
     def settle(self) -> None:
-        """Give back what is free and forget the peak: building a model may need more than running it.
+        """Return free memory and reset the peak: building a model may need more memory than running it.
 
-        Both are Linux's to grant; elsewhere the peak includes the building.
+        Linux only; on other systems the peak includes building the model.
         """
         gc.collect()
         with contextlib.suppress(OSError, AttributeError):
@@ -146,13 +146,13 @@ class _Resident:
         try:
             import resource
         except ImportError:
-            raise UserError("this system does not tell a process its peak memory") from None
+            raise UserError("this system does not report the peak memory of a process") from None
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 class _Allocator:
-    """What PyTorch's CUDA allocator has handed out."""
+    """The memory allocated by PyTorch's CUDA allocator."""
 
     def __init__(self, device: Any) -> None:
         import torch
@@ -171,7 +171,7 @@ class _Allocator:
 
 
 def available() -> int | None:
-    """Bytes the system could still give out without swapping, if it tells (Linux)."""
+    """Bytes that the system can allocate without swapping (Linux); None elsewhere."""
     return _table("/proc/meminfo", "MemAvailable")
 
 

@@ -1,8 +1,8 @@
-"""The layer view: where a forward spends its time, part by part.
+"""Latency per part of a forward pass.
 
-For the length of one measurement the methods that begin and end a part are shadowed on the model's own instances by
-ones that mark the time; afterwards the shadows are deleted and the model is as it was. Every stretch between two marks
-belongs to the innermost part that is open, so the parts of one run add up to that run, nothing counted twice.
+During the measurement, the methods that begin and end a part are replaced on the model's instances by methods that
+record the time; afterwards the replacements are removed. An interval between two marks belongs to the innermost open
+part, so the parts of one run sum to that run, and nothing is counted twice.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..attention import Attention
 from ..backbones.probe import Probe
 from ..sparse.backend import every_backend
 
-#: In reading order. `selection` is an attention's choice of keys, or a reducer's of tokens; `core` all else between
-#: the projections; `other` what no part claims: residual additions, layer scale, Python.
+#: In reading order. `selection` is the selection of keys by an attention, or of tokens by a reducer; `core` everything
+#: else between the projections; `other` the remainder: residual additions, layer scale, Python.
 PARTS = ("embedding", "selection", "core", "projections", "mlp", "norms", "head", "other")
 
 # Last names of modules, as timm and our backbones use them.
@@ -39,22 +39,22 @@ _MODULES = {
 _METHODS = {"_pos_embed": "embedding", "forward_head": "head"}
 _PROJECTIONS = ("qkv", "q", "k", "v", "kv", "proj")
 
-#: Where to mark: an object, the name of its method, the part the method belongs to.
+#: A method to time: an object, the name of its method, the part of the method.
 Place = tuple[Any, str, str]
 
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """Milliseconds of each part of an instrumented forward, and of the whole forward without instruments."""
+    """Milliseconds of each part of an instrumented forward pass, and of the whole pass without instrumentation."""
 
     ms: Mapping[str, float]
     whole_ms: float
-    #: The whole forward as it was timed beside the instrumented one.
+    #: The whole forward pass, as timed between the instrumented ones.
     as_measured_ms: float
 
     def scaled(self, whole_ms: float) -> Parts:
-        """The same shares of a forward that takes `whole_ms`: the parts are timed later than the latency, when the
-        machine may be faster or slower."""
+        """The same shares of a forward pass of `whole_ms`: parts are timed after the latency, when the machine may be
+        faster or slower."""
         ratio = whole_ms / self.whole_ms
         return Parts({name: ratio * ms for name, ms in self.ms.items()}, whole_ms, self.as_measured_ms)
 
@@ -113,7 +113,7 @@ def _attention(attn: nn.Module) -> Iterator[Place]:
 
 
 def _selections() -> Iterator[Place]:
-    """Backends that choose keys in a step of its own; where choosing and attending are one, all of it is core."""
+    """Backends that select keys in a separate step; if selection and attention are one step, all of it is core."""
     for backend in every_backend():
         if callable(getattr(backend, "select", None)):
             yield backend, "select", "selection"
@@ -165,7 +165,7 @@ class _Timed(Probe):
 
 @contextlib.contextmanager
 def shadowed(where: list[Place], marks: _Marks) -> Iterator[None]:
-    """Shadow methods on their instances, and lift every shadow again."""
+    """Replace methods on their instances, and restore them afterwards."""
     before = [(thing, method, vars(thing).get(method)) for thing, method, _ in where]
     try:
         for thing, method, part in where:
@@ -175,7 +175,7 @@ def shadowed(where: list[Place], marks: _Marks) -> Iterator[None]:
         for thing, method, own in reversed(before):
             if method in vars(thing):
                 delattr(thing, method)
-            if own is not None:  # the model already had a shadow of somebody else's
+            if own is not None:  # the instance already had a replaced method
                 setattr(thing, method, own)
 
 

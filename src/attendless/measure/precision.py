@@ -15,11 +15,21 @@ from ..stamp import instructions
 PRECISIONS = ("fp32", "bf16", "int8")
 #: Instruction sets that compute products of bf16, as Linux names them: x86 and Arm.
 _BF16 = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
+#: Instruction sets of x86 that add products of int8 in 32 bits.
+_VNNI = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
 
 
 def no_bf16() -> str:
     """Why bf16 is not computed here; empty if it is."""
     return "" if _BF16 & instructions() else "this CPU has no bf16 instructions"
+
+
+def saturates() -> bool:
+    """Whether products of int8 are added in 16 bits, which saturate: x86 with AVX2 and without VNNI.
+
+    Weights of 7 bits prevent the overflow.
+    """
+    return "avx2" in instructions() and not _VNNI & instructions()
 
 
 def unsupported(precision: str, runtime: str, precisions: tuple[str, ...]) -> str:

@@ -1,4 +1,4 @@
-"""Runtimes by name: whatever can run a model. PyTorch's two are here; others are registered by those who know them.
+"""Runtimes by name. PyTorch's two are defined here; `attendless.export` registers the others.
 
 eager     PyTorch, as the model is written
 compile   torch.compile
@@ -27,7 +27,8 @@ Prepare = Callable[..., Call]
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-    """`prepare` may take long; the call it gives is what is timed. `unavailable` says why not here, or nothing."""
+    """`prepare` may take long; only the call that it returns is timed. `unavailable` returns the reason why the runtime
+    cannot be used here, or an empty text."""
 
     name: str
     prepare: Prepare
@@ -47,7 +48,7 @@ def runtime_names() -> list[str]:
 
 
 def find_runtimes(names: Sequence[str]) -> list[Runtime]:
-    """The runtimes of these names, each once; the error says which exist, or why one cannot be used here."""
+    """The runtimes of these names, each once. Raises if a name does not exist or a runtime cannot be used here."""
     found = []
     for full in dict.fromkeys(names):
         name, precision = split_precision(full)

@@ -19,6 +19,7 @@ from ..convert.source import random_weights
 from ..errors import UserError
 from ..integrations.discovery import exchangeable, find_slots
 from ..integrations.rebuild.architecture import Blueprint, blueprint
+from ..integrations.reducing import tokens_of as tokens_in_place
 from ..integrations.resize import resize
 from ..integrations.slot import specs_for
 from ..options import join_texts
@@ -31,8 +32,8 @@ from .memory import Memory, peak_memory
 class Subject:
     """A model, its attention, and the `module:function` with JSON arguments that builds the same model again.
 
-    `build` is "" if nothing can build it. `asked` is the attention asked for, if one was. `notes` are
-    remarks that belong beside its measurement.
+    `build` is empty if another process cannot build the model. `asked` is the requested
+    attention, if any. `notes` are remarks on its measurement.
     """
 
     model: nn.Module
@@ -43,10 +44,10 @@ class Subject:
     notes: tuple[str, ...] = ()
 
     def memory(self, size: tuple[int, int], *, batch: int, threads: int | None) -> Memory:
-        """Its peak memory, measured in a process of its own."""
+        """Its peak memory, measured in a separate process."""
         if not self.build:
             name = type(self.model).__name__
-            raise UserError(f"memory was not measured: {name} cannot be built again in a process of its own")
+            raise UserError(f"memory was not measured: {name} cannot be built again in a separate process")
         first = next(self.model.parameters())
         return peak_memory(
             self.build,
@@ -64,7 +65,7 @@ class Subject:
         return made_of(self.attention, tokens_of(self.model))
 
     def left(self) -> Left:
-        """The layers that did not receive the attention asked for, because it does not pay there."""
+        """The layers that did not receive the attention asked for, because it is not faster there."""
         if self.asked is None:
             return Left()
         slots = find_slots(self.model)
@@ -78,7 +79,7 @@ class Subject:
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """How many layers were left as they were, and the same in words."""
+    """The number of layers that were not changed, and the same as text."""
 
     count: int = 0
     words: str = ""
@@ -93,7 +94,7 @@ def named(model: str, attention: str | None = None, tokens: str | None = None, *
     """
     opened = open_model(model, attention=attention, tokens=tokens, **opening)
     random = random_weights(model, weights=opening.get("weights"), pretrained=opening.get("pretrained", False))
-    notes = ("the weights are random: good for timing, and for nothing else",) if random else ()
+    notes = ("the weights are random: suitable for timing only",) if random else ()
     if attention is not None or tokens is not None:
         return dataclasses.replace(described(opened), asked=attention, notes=notes)
     again = {"model": str(model), **opening}
@@ -116,7 +117,7 @@ def converted(model: nn.Module) -> bool:
 
 
 def attention_of(model: nn.Module) -> str:
-    """The attention of a model's layers, in the shortest text; other attentions of timm go by their class name."""
+    """The attention of a model's layers, in the shortest text; timm's other attentions by their class name."""
     if isinstance(model, VisionTransformer) and not converted(model):
         return "full"
     if is_backbone(model):
@@ -129,7 +130,7 @@ def attention_of(model: nn.Module) -> str:
 
 def tokens_of(model: nn.Module) -> str:
     """The spec of a model's token reducer; empty if there is none."""
-    return model.tokens if is_backbone(model) else ""
+    return model.tokens if is_backbone(model) else tokens_in_place(model)
 
 
 def rebuild(plan: dict[str, Any], timms: bool) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The batch at which a model sees the most images a second."""
+"""The batch size with the highest throughput."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch
 
 from .clock import Call, Timer, warm_up
 
-#: A doubling that gains less than this has found the plateau.
+#: If a doubling gains less than this, the plateau is reached.
 GAIN = 1.03
 
 
 def best_batch(
     forward: Callable[[int], Call], timer: Timer, *, limit: int = 256, budget: float = 10.0
 ) -> tuple[int, float]:
-    """Double the batch while that pays; return the best batch and its images a second.
+    """Double the batch while throughput grows; return the best batch and its throughput in images/s.
 
     `forward` makes the call for a batch; `limit` is the largest allowed. The search ends when two doublings in a row
     gain nothing, when memory runs out, or when the next batch would overrun `budget` seconds (every batch
@@ -38,7 +38,7 @@ def best_batch(
         batch *= 2
     if not rates:
         raise torch.OutOfMemoryError("not even one image fits into memory")
-    # The smallest batch on the plateau: a bigger one only costs memory and waiting.
+    # The smallest batch on the plateau: a larger one only costs memory and latency.
     best = min(b for b, rate in rates.items() if rate * GAIN >= max(rates.values()))
     call, times = forward(best), list[float]()
     while len(times) < 5 and (not times or spent + sum(times) < budget):

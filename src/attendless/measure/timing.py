@@ -28,7 +28,7 @@ from .throughput import best_batch
 
 #: The baseline's name in an interleaved benchmark.
 BASELINE = "baseline"
-#: Seconds that starting a process, importing PyTorch in it and building a model take, more or less.
+#: Seconds that starting a process, importing PyTorch in it and building a model take, roughly.
 _CHILD = 6.0
 
 
@@ -158,7 +158,7 @@ def _memory(subject: Subject, size: tuple[int, int], how: Conditions) -> Memory 
     """The measured memory, or the reason why there is none."""
     try:
         return subject.memory(size, batch=how.batch, threads=how.threads)
-    except MemoryFull:  # this process would fare no better
+    except MemoryFull:  # this process would run out of memory too
         raise
     except UserError as error:
         return str(error)
@@ -192,7 +192,7 @@ def _with_rates(
     alone: Mapping[str, Alone], models: Mapping[str, nn.Module], size: tuple[int, int], how: Conditions, timer: Timer
 ) -> dict[str, Alone]:
     """The same with images per second from one interleaved benchmark, each model at its best batch: rates measured one
-    after the other differ under load even where the models do not."""
+    after the other differ under load even if the models are equal."""
     batches = {place: found.rate[0] or 1 for place, found in alone.items()}
     images: dict[int, Tensor] = {}
     for place, batch in batches.items():
@@ -218,7 +218,7 @@ def _call(model: nn.Module, images: Tensor, how: Conditions) -> Call:
 def _largest_batch(memory: Memory | None, device: torch.device, batch: int, ceiling: int = 256) -> int:
     """The largest batch whose activations, by the measured ones, fit into half of what the system has left.
 
-    An accelerator says by itself when its memory is full.
+    An accelerator raises an error when its memory is full.
     """
     left = available()
     if memory is None or left is None or device.type != "cpu":
@@ -234,7 +234,7 @@ def by_formula(baseline: nn.Module, size: tuple[int, int]) -> Macs | None:
 
 
 def check_answer(answer: Any, whose: str) -> None:
-    """Raise if the model's output holds NaN or infinity: such a model is not worth timing."""
+    """Raise if the model's output holds NaN or infinity: such a model is not timed."""
     leaves = (leaf for leaf in pytree.tree_leaves(answer) if isinstance(leaf, Tensor))
     check_finite((("its output", leaf) for leaf in leaves), f"{whose} cannot be measured")
 

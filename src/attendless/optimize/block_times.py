@@ -1,4 +1,4 @@
-"""The time of single blocks on this machine, from which a search predicts the time of whole models.
+"""The time of single blocks in the runtime of the deployment, from which a search predicts the time of whole models.
 
 `attention_times` times a block with each attention. `token_times` times a block with several numbers of tokens, and
 `TimeModel` predicts from them the time of any token schedule without running it.
@@ -21,6 +21,7 @@ from ..integrations.discovery import find_slots
 from ..integrations.slot import Slot
 from ..measure.clock import Call, interleave
 from ..tokens import create_reducers
+from .block_runtimes import EAGER_BLOCKS, BlockRuntime, FixedArguments
 from .candidates import shared_copy, with_attention
 from .search import Progress
 
@@ -44,6 +45,7 @@ def attention_times(
     images: Tensor,
     budget: float,
     progress: Progress,
+    where: BlockRuntime = EAGER_BLOCKS,
 ) -> Tensor:
     """Milliseconds [layers, 1 + specs] of a layer's block unchanged, and with each attention of `specs`.
 
@@ -57,7 +59,7 @@ def attention_times(
             if kind in timed:
                 continue
             models = [shared_copy(backbone), *(with_attention(backbone, layer, spec) for spec in specs)]
-            calls = {str(i): _block_call(model, slots[layer].name, images) for i, model in enumerate(models)}
+            calls = {str(i): _block_call(model, slots[layer].name, images, where) for i, model in enumerate(models)}
             found = interleave(calls, budget=budget / len(set(kinds)))
             timed[kind] = [1e3 * found.median(name) for name in calls]
             step(1)
@@ -68,15 +70,15 @@ def _shape(slot: Slot) -> tuple[Any, ...]:
     return (str(slot.grid), str(slot.spec), *(value.shape for value in slot.weights.values()))
 
 
-def _block_call(model: nn.Module, name: str, images: Tensor) -> Call:
+def _block_call(model: nn.Module, name: str, images: Tensor, where: BlockRuntime) -> Call:
     """A call of the block `name` with the inputs that it gets when the model runs on `images`."""
     inputs: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     block = model.get_submodule(name)
     hook = block.register_forward_pre_hook(lambda _, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True)
     model(images)
     hook.remove()
-    args, kwargs = inputs[0]
-    return partial(block, *args, **kwargs)
+    (tokens, *args), kwargs = inputs[0]
+    return where.prepare(FixedArguments(block, tuple(args), kwargs), tokens)
 
 
 # By the number of tokens ---------------------------------------------------------------------------------------------
@@ -117,7 +119,14 @@ class TimeModel:
 
 
 @torch.inference_mode()
-def token_times(backbone: Backbone, reducer: Spec, images: Tensor, budget: float, progress: Progress) -> dict[str, Any]:
+def token_times(
+    backbone: Backbone,
+    reducer: Spec,
+    images: Tensor,
+    budget: float,
+    progress: Progress,
+    where: BlockRuntime = EAGER_BLOCKS,
+) -> dict[str, Any]:
     """For each kind of block: milliseconds by number of patches, and the milliseconds that `reducer` adds."""
     rows = block_rows(backbone)
     kinds = {_kind(row): i for i, row in enumerate(rows)}
@@ -127,8 +136,8 @@ def token_times(backbone: Backbone, reducer: Spec, images: Tensor, budget: float
             block, grid = backbone.blocks[i], rows[i].grid
             reducing = _with_reducer(block, reducer, i, len(rows))
             plain, fewer = _patch_counts(grid, _SHARES), _patch_counts(grid, _REDUCING_SHARES)
-            calls = {f"plain {n}": partial(block, *_block_input(block, grid, n, images)) for n in plain}
-            calls |= {f"reducing {n}": partial(reducing, *_block_input(block, grid, n, images)) for n in fewer}
+            calls = {f"plain {n}": _token_call(block, grid, n, images, where) for n in plain}
+            calls |= {f"reducing {n}": _token_call(reducing, grid, n, images, where) for n in fewer}
             found = interleave(calls, budget=budget)
             # Ratios of pairs are much less affected by other load than differences of medians.
             whole = f"plain {plain[-1]}"
@@ -155,6 +164,11 @@ def _with_reducer(block: Any, reducer: Spec, layer: int, depth: int) -> Any:
     view = shared_copy(block)
     view.reducer = found if found is None else found.to(block.attn.qkv.weight).eval()
     return view
+
+
+def _token_call(block: Any, grid: Grid, patches: int, images: Tensor, where: BlockRuntime) -> Call:
+    tokens, context = _block_input(block, grid, patches, images)
+    return where.prepare(FixedArguments(block, (context,), {}), tokens)
 
 
 def _block_input(block: Any, grid: Grid, patches: int, images: Tensor) -> tuple[Tensor, Context]:

@@ -32,8 +32,8 @@ class Change:
     attention: the attention spec of every layer, as `convert` takes it.
     layers: the layers whose attention changes; the spec of any other layer has no effect.
     tokens: the spec of the token reducer; empty: the model's own reducer, if any, stays.
-    readout: whether the last layer is computed for the class token alone although nothing else changes. A model with
-        other attention or fewer tokens computes it that way where its output allows it.
+    readout: whether the model is converted although attention and tokens stay: the same function, with a
+        class-token-only last layer or other exact changes where the model has them. Every other change includes these.
     """
 
     attention: str
@@ -45,8 +45,9 @@ class Change:
         return bool(self.layers or self.tokens or self.readout)
 
     def __str__(self) -> str:
-        text = " ".join([self.attention, *(["in", *map(str, self.layers)] if self.layers else []), self.tokens])
-        return f"{text}class-token-only last layer" if self.readout else text
+        changed = f"{self.attention} in layers {', '.join(map(str, self.layers))}" if self.layers else ""
+        last = "exact conversion" if self.readout else ""
+        return " with ".join(filter(None, (changed, self.tokens, last))) or self.attention
 
     def convert(self, model: nn.Module) -> nn.Module:
         """A copy of `model` with this change and weights of its own."""

@@ -34,15 +34,16 @@ class Goal:
     """A bound on the accuracy drop, in percentage points of top-1, on the latency, in milliseconds per image, or on
     the top-1 agreement with the baseline, a share of the images.
 
-    Without any bound, `max_drop` is 0.5.
+    Without any bound, `max_drop` is 0.5. `drop` names what `max_drop` bounds.
     """
 
     max_drop: float | None = None
     target_ms: float | None = None
     min_agreement: float | None = None
+    drop: str = dataclasses.field(default="accuracy drop", kw_only=True)
 
     def __post_init__(self) -> None:
-        given = [name for name, value in vars(self).items() if value is not None]
+        given = list(self.given)
         if len(given) > 1:
             raise UserError(f"give {' or '.join(given)}, not {'both' if len(given) == 2 else 'all'}")
         if not given:
@@ -53,6 +54,12 @@ class Goal:
             raise UserError(f"max_drop={self.max_drop}: expected percentage points of top-1, 0 to 100")
         if self.target_ms is not None and not 0 < self.target_ms < math.inf:
             raise UserError(f"target_ms={self.target_ms}: expected milliseconds per image, more than 0")
+
+    @property
+    def given(self) -> dict[str, float]:
+        """The bounds that were given, by name."""
+        bounds = {"max_drop": self.max_drop, "target_ms": self.target_ms, "min_agreement": self.min_agreement}
+        return {name: value for name, value in bounds.items() if value is not None}
 
     @property
     def reach(self) -> float:
@@ -71,7 +78,7 @@ class Goal:
     def bound_text(self) -> str:
         if self.min_agreement is not None:
             return f"a top-1 agreement of at least {100 * self.min_agreement:g} %"
-        return f"an expected accuracy drop of at most {points_text(self.max_drop or 0)}"
+        return f"an expected {self.drop} of at most {points_text(self.max_drop or 0)}"
 
     def fits(self, candidate: Measured) -> bool:
         """Whether a candidate is within the bound."""
@@ -97,14 +104,20 @@ class Goal:
             return unchanged, f"the unchanged model takes no more than {target}"
         if fitting:
             best = min(fitting, key=lambda c: (c.likely_drop, -c.speedup))
-            return best, f"the candidate with the smallest accuracy drop within {target}"
+            return best, f"the candidate with the smallest {self.drop} within {target}"
         if faster:
             return max(faster, key=lambda c: c.speedup), f"no candidate reaches {target}: this is the fastest"
         return unchanged, f"no candidate reaches {target} or is significantly faster than the unchanged model"
 
-    def doubt(self, fresh: Judgement, images: int) -> str:
-        """What the fresh images, of `images` in total, say against the choice; empty if they confirm it."""
-        bound, drop = self.bound, f"accuracy drop is at most {points_text(self.max_drop or 0)}"
+    def doubt(self, fresh: Judgement, images: int, available: int = 0) -> str:
+        """What the fresh images say against the choice; empty if they confirm it.
+
+        Args:
+            fresh: the judgement of the choice.
+            images: the number of images in total.
+            available: the number of fresh images, of which a short budget allows to judge a part.
+        """
+        bound, drop = self.bound, f"{self.drop} is at most {points_text(self.max_drop or 0)}"
         if self.min_agreement is not None:
             drop = f"top-1 agreement is at least {100 * self.min_agreement:g} %"
             other, (worst, best) = 100 * (1 - fresh.agreement), fresh.agreement_ci
@@ -116,10 +129,14 @@ class Goal:
             return ""
         if low > bound:
             return f"on fresh images the {_exceeds(drop)}: search with more than {images}"
-        needed = images_needed(fresh, bound) * images / fresh.images
+        needed = images_needed(fresh, bound)
+        unknown = f"{fresh.images} fresh images do not show whether the {drop}"
+        if needed <= available:
+            return f"{unknown}; a longer budget judges more of the {available}"
+        needed *= images / max(fresh.images, available)
         enough = f"about {float(f'{needed:.1g}'):,.0f} images in total are needed"
         enough = enough if needed < 1e6 else "a million images are not enough"
-        return f"{fresh.images} fresh images do not show whether the {drop}; {enough}"
+        return f"{unknown}; {enough}"
 
 
 def _exceeds(bound: str) -> str:

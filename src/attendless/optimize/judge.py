@@ -24,8 +24,10 @@ from torch import Tensor
 from ..errors import UserError
 from ..measure.accuracy import Z, wilson
 
-#: Images per forward pass.
-BATCH = 16
+#: (outputs of the baseline, outputs of a model) → how far they are apart.
+Distance = Callable[[Tensor, Tensor], float]
+#: Images per forward pass, and pixels: fewer images if they are large.
+BATCH, _PIXELS = 16, 16 * 512 * 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Judgement:
 
     def drop_text(self) -> str:
         low, high = self.expected_drop_ci
-        return f"{self.expected_drop:.2f} ({low:.2f}–{high:.2f})"
+        return f"{self.expected_drop:.2f} ({low:.2f} to {high:.2f})"
 
     def agreement_text(self) -> str:
         low, high = self.agreement_ci
@@ -52,13 +54,18 @@ class Judgement:
 UNCHANGED = Judgement(0, 1.0, (1.0, 1.0), 0.0, (0.0, 0.0))
 
 
+def chunk_size(images: Tensor) -> int:
+    """The number of images per forward pass."""
+    return max(1, min(BATCH, _PIXELS // math.prod(images.shape[-2:])))
+
+
 @torch.inference_mode()
 def logits(
     model: Callable[[Tensor], Tensor], images: Tensor, name: str, step: Callable[[int], None] = lambda done: None
 ) -> Tensor:
     """The model's logits [n, classes]. Raises if a logit is not finite; `name` names the model in the error."""
     found = []
-    for chunk in images.split(BATCH):
+    for chunk in images.split(chunk_size(images)):
         found.append(model(chunk).float())
         if not bool(torch.isfinite(found[-1]).all()):
             raise UserError(f"{name} returns NaN or infinity: such logits cannot be judged")
@@ -72,10 +79,21 @@ def divergence(baseline: Tensor, changed: Tensor) -> float:
     return float((before.exp() * (before - after)).sum(-1).mean())
 
 
+def relative_error(baseline: Tensor, changed: Tensor) -> float:
+    """Mean squared difference of outputs that are not logits, such as features, relative to their mean square."""
+    before, after = baseline.flatten(1), changed.flatten(1)
+    return float(((before - after).square().mean(-1) / before.square().mean(-1).clamp_min(1e-12)).mean())
+
+
 def losses(baseline: Tensor, predictions: Tensor) -> Tensor:
     """p − p′ of every image, for the baseline's logits [n, classes] and the new predictions [n]."""
     belief = baseline.softmax(-1)
     return belief.amax(-1) - belief.gather(1, predictions[:, None])[:, 0]
+
+
+def expected_drop(baseline: Tensor, changed: Tensor) -> float:
+    """The expected accuracy drop of logits [n, classes], in percentage points."""
+    return 100 * float(losses(baseline, changed.argmax(-1)).mean())
 
 
 def temperature(baseline: Tensor, accuracy: float | None) -> float:

@@ -1,7 +1,9 @@
 """Search the fastest file that keeps a model's accuracy: attention × tokens × precision × runtime.
 
-1. Time the unmodified model in every runtime and precision, in one interleaved benchmark.
-2. Propose changes of attention and tokens by the engine of `tune`, and judge them in eager fp32.
+1. Time the unmodified model in every runtime and precision, in one interleaved benchmark. Where int8 is the fastest,
+   return the layers to floating point where it costs most accuracy per millisecond.
+2. Propose changes of attention and tokens by the engine of `tune`, with the time of blocks in the fastest target, and
+   judge them in eager fp32.
 3. Prepare the best changes in the fastest runtimes and precisions whose unmodified model meets the goal, and time them
    there, interleaved with the original. Variants in bf16 or int8 are judged by running their files.
 4. Choose the fastest variant within the goal (`goals.py`), the unmodified ones included.
@@ -12,12 +14,11 @@ All drops are against the original fp32 model.
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import shutil
 import tempfile
-import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -26,35 +27,37 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..export.runner import as_runner
 from ..integrations.discovery import find_slots
-from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.weights import check_finite
+from ..measure.scores import Metric
 from ..measure.subject import attention_of, tokens_of
 from ..sizes import input_size
 from ..stamp import stamp
 from ..tokens import NONE, parse_tokens
 from . import judge as judging
-from . import selection
-from .candidates import Change, share_weights, shared_copy
+from . import selection, starting
+from .candidates import Change
+from .fresh import Final, judge_fresh
 from .goals import Goal
-from .judge import UNCHANGED, Judgement, logits
-from .measuring import read_one
+from .int8_layers import mixed_targets
+from .judge import UNCHANGED, logits
 from .optimized import Optimized
-from .pace import QUICK, Deadline, Pace, seconds_of
-from .rates import rate_specs
+from .outcomes import Parts
+from .pace import CALIBRATION, QUICK, Deadline, Pace, seconds_of
+from .rates import RATES, rate_specs
 from .results import Setting
 from .resume_log import ResumeLog, digest_of
-from .scoring import Metric, Scoring, cosine
+from .scoring import Scoring
 from .search import Progress, Search, silent
-from .session import Session
-from .tune import RATES
+from .session import Session, grouped
 from .variants import EAGER, Variant, Workshop, targets
 
-#: The most images to calibrate int8 on. The search takes its images from them.
-CALIBRATION = 300
 #: Shares of the budget after which no further unmodified variant, and no further candidate, is prepared.
 _BASELINES, _CANDIDATES = 0.35, 0.8
 #: The share of the budget after which the search of changes ends early.
 _SEARCH = 0.5
+#: Changes that each promising target is tried with, whatever the time: the fastest unmodified variant may be slow to
+#: prepare (int8), and another target the fastest with a change.
+_TRIED = 2
 
 
 def optimize(
@@ -75,6 +78,7 @@ def optimize(
     budget: str | float = "15m",
     quick: bool = False,
     resume: str | Path | None = None,
+    cache: str | Path | None = None,
     progress: Progress = silent,
 ) -> Optimized:
     """Search the fastest deployable variant of `model` within a goal.
@@ -88,8 +92,9 @@ def optimize(
             given.
         min_agreement: bound of the share of images with the original's prediction, instead of `max_drop`.
         target_ms: bound of the latency, in milliseconds per image, instead of `max_drop`.
-        metric: (outputs, targets) → a score per image [n], higher is better. Targets are the labels, or the original's
-            outputs if there are none. Default: top-1; for models without a classifier cosine similarity.
+        metric: (outputs, targets) → a score per image [n], higher is better. It is called with parts of the images.
+            Targets are the labels, or the original's outputs if there are none. Default: top-1; for models without a
+            classifier cosine similarity.
         runtimes: `eager`, `compile`, `onnx`, `onnx-kernels`, `openvino`; default: all that are installed, except for
             `compile`.
         precisions: `fp32`, `bf16`, `int8`; default: all that the CPU computes.
@@ -98,8 +103,11 @@ def optimize(
         batch: images per forward pass.
         threads: CPU threads; default: PyTorch's setting. It is set for the process.
         budget: time that the search may take, such as `90s`, `15m` or `1h`.
-        quick: take changes from the presets rather than searching them; `budget` is then a minute at most.
-        resume: a folder for the log and the prepared files, from which the same search resumes.
+        quick: take changes from the presets, and from an earlier search in `cache`, rather than searching them;
+            `budget` is then a minute at most.
+        resume: a folder for the prepared files, from which the same search resumes.
+        cache: a folder for the log of measured values, which a search of the same model with another goal reads too;
+            default: `resume`.
         progress: reports the steps done.
 
     Returns:
@@ -112,6 +120,7 @@ def optimize(
     if max_drop is None and min_agreement is None and target_ms is None:
         max_drop = 1.0
     goal = Goal(max_drop, target_ms, min_agreement)
+    starting.check_goal(goal, metric, model)
     seconds = min(seconds_of(budget), QUICK) if quick else seconds_of(budget)
     deadline = Deadline(seconds)
     if batch < 1:
@@ -120,161 +129,105 @@ def optimize(
     parse_tokens(tokens)  # raises before any work
     judging.check_images(images)
     check_finite(model.named_parameters(), "the model's weights are damaged")
-    given = _targets_of(labels, len(images))
-    where, reasons = targets(runtimes, precisions)
+    given = starting.targets_of(labels, len(images))
+    where, reasons = targets(runtimes, precisions, quick=quick)
     if threads is not None:
         torch.set_num_threads(threads)
-    original = _plain(model)
-    scored = _scoring(original, given, metric)
+    original = starting.plain(model, images.shape[1:])
 
     folder = Path(tempfile.mkdtemp(prefix="attendless-") if resume is None else resume)
-    known = f"optimize {attention_of(original)} {tokens_of(original)} {batch}"
-    log = ResumeLog(resume, digest_of(original, images, known) if resume is not None else "")
+    known = f"optimize {attention_of(original)} {tokens_of(original)} {batch} {starting.metric_name(metric, given)}"
+    kept = cache if cache is not None else resume
+    log = ResumeLog(kept, digest_of(original, images, known) if kept is not None else "")
     run = as_runner(original).run
 
     def answers(part: Tensor) -> Tensor:
-        return logits(lambda chunk: run(chunk)[-1], part, "the model")
+        return logits(lambda chunk: run(chunk)[-1], part, "the model").cpu()
 
     parts = judging.split(torch.arange(len(images)), CALIBRATION)
-    per_image = log.get("seconds per image", lambda: _seconds(answers, images[: min(16, len(images))]))
-    pace = Pace.of(seconds, per_image, quick)
-    calibration, choosing, fresh = map(evenly, parts, (CALIBRATION, pace.choosing, pace.fresh))
+    per_image, outputs = log.get("seconds and shape of outputs", lambda: starting.cost_of(answers, images))
+    used = starting.metric_for(metric, original, outputs)
+    given = given if used is metric else None  # features are compared with the original's
+
+    if used is not None:
+        goal = dataclasses.replace(goal, drop="drop of the score")
+
+    def scored(part: Tensor) -> Scoring:
+        return Scoring(None if given is None else given[part], used)
+
+    pace = Pace.of(seconds, per_image, quick, starting.most_images(outputs))
+    calibration, choosing, fresh = map(evenly, parts, (pace.calibration, pace.choosing, pace.fresh))
+    searched = evenly(calibration, pace.search)
     search = Search(
-        images=images[evenly(calibration, pace.search)],
+        images=images[searched],
         batch=batch,
         points=pace.points,
         budget=pace.timing,
         log=log,
         progress=progress,
         expired=lambda: deadline.passed(_SEARCH),
+        distance=scored(searched).distance,
+        drop=scored(searched).drop,
     )
-    backbone, notes = _backbone(original)
+    backbone, notes = starting.backbone_of(original)
+    if notes:  # PyTorch's other precisions are saved as checkpoints, which need a model that can be rebuilt
+        where = [target for target in where if target.format or target.precision == EAGER.precision]
     workshop = Workshop(
         original, lambda change: change.build(backbone), batch, images[calibration], folder / f"files-{log.key}"
     )
     if resume is None:  # the files last as long as the result
         weakref.finalize(workshop, shutil.rmtree, folder, ignore_errors=True)
     with progress(f"outputs of the original model on {len(choosing)} images", 1) as step:
-        belief = answers(images[choosing]).cpu()
+        belief = answers(images[choosing])
         step(1)
     unchanged = Change(attention_of(original))
     session = Session(
         Variant(unchanged, EAGER), workshop, search, goal, pace, deadline, images[choosing], belief, scored(choosing)
     )
     session.notes += [f"left out: {reason}" for reason in reasons] + notes
-    session.measure([Variant(unchanged, target) for target in where[1:]], _BASELINES)
+    asked = precisions is not None
+    session.measure([Variant(unchanged, target) for target in where[1:]], _BASELINES, forced=asked)
     try:
+        for target in selection.to_refine(session):
+            session.measure([Variant(unchanged, mixed) for mixed in mixed_targets(session, target)], _BASELINES)
         found = selection.proposals(backbone, specs, tokens, session) if not notes else []
         session.read([Variant(one.change, EAGER) for one in found])
-        for number, target in enumerate(selection.promising(session)):
-            if number and deadline.passed(_CANDIDATES):
-                session.notes.append(f"the time budget was used up before changes were tried in {target}")
-                continue
-            session.measure([Variant(c, target) for c in selection.nearest(session, found, target)], _CANDIDATES)
+        for target in selection.promising(session):
+            changes = selection.nearest(session, found, target)
+            session.measure([Variant(c, target) for c in changes], _CANDIDATES, at_least=_TRIED)
             session.release()
         if finalists := selection.finalists(session):
-            session.time(finalists)
+            session.time(finalists, "final timing")
     except KeyboardInterrupt:
         session.notes.append("interrupted: the best variant so far")
     outcomes = session.outcomes()
     chosen, reason = goal.choose(outcomes)
     prepared = session.prepare(chosen.variant)
-    judged, accuracy = UNCHANGED, None
+    final = Final(UNCHANGED)
     if not session.is_exact(chosen.variant):
-        scoring = _with_labels(session.scoring, scored(fresh))
-        judged, accuracy = _fresh(answers, prepared.run, images[fresh], scoring, search, str(chosen.variant))
+        scoring = dataclasses.replace(session.scoring, labels=scored(fresh).labels)
+        with progress(f"judging the choice on {len(fresh)} fresh images", 2 * len(fresh)) as step:
+            final = judge_fresh(answers, prepared.run, images[fresh], scoring, step)
     return Optimized(
         chosen=chosen,
         outcomes=tuple(outcomes),
         goal=goal,
         reason=reason,
-        fresh=judged,
-        accuracy=accuracy,
+        fresh=final.judged,
+        accuracy=final.accuracy,
         images=len(images),
+        parts=Parts(len(calibration), len(choosing), len(fresh), len(parts[2])),
         setting=Setting(input_size(original), batch, len(find_slots(backbone)) if backbone is not original else 0),
-        scored_by=_scored_by(metric, given, original),
-        notes=tuple(dict.fromkeys(session.notes)),
+        scored_by=starting.scored_by(used, given),
+        by_metric=used is not None,
+        notes=grouped(session.notes),
         stamp=stamp(),
         workshop=workshop,
         prepared=prepared,
+        examples=final.examples,
     )
-
-
-# Preparing -----------------------------------------------------------------------------------------------------------
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    """The model in evaluation mode and fp32 on the CPU, sharing its weights where they are so already."""
-    first = next(model.parameters())
-    plain = first.dtype == torch.float32 and first.device.type == "cpu"
-    return (shared_copy(model) if plain else copy.deepcopy(model).float().cpu()).eval()
-
-
-def _backbone(original: nn.Module) -> tuple[nn.Module, list[str]]:
-    """The model whose attentions can be exchanged; the original itself, with the reason, if there is none."""
-    try:
-        return share_weights(backbone_copy(original).eval(), original), []
-    except UserError as error:
-        return original, [f"attention and tokens were not searched: {error}"]
-
-
-def _targets_of(labels: Tensor | Sequence[int] | None, count: int) -> Tensor | None:
-    if labels is None:
-        return None
-    found = torch.as_tensor(labels).cpu()
-    if len(found) != count:
-        raise UserError(f"{len(found)} labels for {count} images: expected one for each")
-    return found
-
-
-def _scoring(original: nn.Module, labels: Tensor | None, metric: Metric | None) -> Callable[[Tensor], Scoring]:
-    """The scoring of a part of the images, by their indices."""
-    classifies = getattr(original, "num_classes", 2) != 0
-    metric = metric if metric is not None or classifies else cosine
-    return lambda part: Scoring(None if labels is None else labels[part], metric)
-
-
-def _scored_by(metric: Metric | None, labels: Tensor | None, original: nn.Module) -> str:
-    if metric is not None:
-        return f"drop of 100 · {getattr(metric, '__name__', 'metric')}"
-    if getattr(original, "num_classes", 2) == 0:
-        return "drop of 100 · cosine similarity"
-    return f"{'expected ' if labels is None else ''}accuracy drop in percentage points"
-
-
-def _with_labels(calibrated: Scoring, part: Scoring) -> Scoring:
-    return Scoring(part.labels, part.metric, calibrated.cost, calibrated.confidence)
-
-
-def _seconds(answers: Callable[[Tensor], Tensor], images: Tensor) -> float:
-    answers(images)
-    began = time.perf_counter()
-    answers(images)
-    return (time.perf_counter() - began) / len(images)
 
 
 def evenly(part: Tensor, count: int) -> Tensor:
     """At most `count` of a part's indices, spread over it."""
     return part[torch.arange(min(count, len(part))) * len(part) // min(count, len(part))]
-
-
-def _fresh(
-    answers: Callable[[Tensor], Tensor],
-    run: Callable[[Tensor], Tensor],
-    images: Tensor,
-    scoring: Scoring,
-    search: Search,
-    name: str,
-) -> tuple[Judgement, tuple[float, float] | None]:
-    """The judgement of the chosen variant on fresh images; the top-1 of the original and of it, if there are labels."""
-    with search.progress(f"judging the choice on {len(images)} fresh images", 2 * len(images)) as step:
-        belief = answers(images).cpu()
-        step(len(images))
-        given, _ = search.log.get(
-            f"predictions and divergence of {name}, fresh {len(images)}",
-            lambda: read_one(run, images, belief, name, step, scoring.read),
-        )
-    judged = scoring.judge(belief, given, labelled=True)
-    before = scoring.top1(belief.argmax(-1)) if scoring.metric is None else None
-    after = scoring.top1(torch.tensor(given)) if scoring.metric is None else None
-    return judged, None if before is None or after is None else (before, after)

@@ -23,11 +23,14 @@ class Optimized(Findings):
         fresh: the judgement of `chosen` on images that took no part in calibration, search or choice.
         accuracy: top-1 of the original and of `chosen` on the fresh images, in percent; None without labels.
         images: the number of images in total.
+        parts: how many of them served calibration and search, the choice, and the final judgement.
         setting: image size, batch size and depth.
         scored_by: what the drop is a drop of.
+        by_metric: whether a metric scores outputs, rather than top-1.
         notes: what was left out, with the reason.
         stamp: machine, versions and date.
         workshop, prepared: what runs and describes the chosen variant.
+        examples: some fresh images whose prediction changed.
     """
 
     def __call__(self, images: Tensor) -> Tensor:

@@ -7,20 +7,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..sizes import size_text
+from .fresh import Example
 from .goals import Goal
 from .judge import Judgement
 from .results import Point, Setting
 from .variants import EAGER, Prepared, Target, Variant, Workshop
 
-COLUMNS = (
-    *("#", "runtime", "precision", "attention", "reducer", "ms", "speed-up (quartiles)", "accuracy drop (95 %)"),
-    *("top-1 agreement (95 %)", "note"),
-)
-HOW_TO_READ = (
+_COLUMNS = ("#", "runtime", "precision", "attention", "reducer", "ms", "speed-up (quartiles)")
+#: The last columns: of classifiers, and of models that a metric scores.
+_ACCURACY = ("accuracy drop (95 %)", "top-1 agreement (95 %)", "note")
+_SCORES = ("drop (95 %)", "mean score", "note")
+_SPEED = (
     "speed-up: median ratio to the original model in eager fp32, timed in the runtime, precision, batch and threads of "
-    "the row. ms: milliseconds per image.",
-    "accuracy drop: percentage points against the original fp32 model, on the images of the choice: expected from its "
-    "confidence, calibrated if there are labels.",
+    "the row. ms: milliseconds per image."
 )
 
 
@@ -45,6 +44,7 @@ class Outcome(Point):
         return {
             "runtime": self.target.runtime,
             "precision": self.target.precision,
+            "float_layers": list(self.target.floats),
             "attention": change.attention,
             "layers": list(change.layers),
             "tokens_spec": change.tokens or None,
@@ -71,6 +71,22 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True)
+class Parts:
+    """Numbers of images: for calibration and search, for the choice, and judged in the end, of those `available`."""
+
+    calibration: int
+    choosing: int
+    fresh: int
+    available: int
+
+    def __str__(self) -> str:
+        rest = f" of {self.available}" if self.fresh < self.available else ""
+        return (
+            f"{self.calibration} for calibration and search, {self.choosing} for the choice, {self.fresh}{rest} fresh"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class Findings:
     """What `optimize` found; `Optimized` documents the fields."""
 
@@ -81,12 +97,15 @@ class Findings:
     fresh: Judgement
     accuracy: tuple[float, float] | None
     images: int
+    parts: Parts
     setting: Setting
     scored_by: str
+    by_metric: bool
     notes: tuple[str, ...]
     stamp: Mapping[str, Any]
     workshop: Workshop = dataclasses.field(repr=False, compare=False)
     prepared: Prepared = dataclasses.field(repr=False, compare=False)
+    examples: tuple[Example, ...] = dataclasses.field(default=(), repr=False, compare=False)
 
     @property
     def front(self) -> tuple[Outcome, ...]:
@@ -117,7 +136,7 @@ class Findings:
     @property
     def doubt(self) -> str:
         """A doubt about the choice that the fresh images leave; empty if there is none."""
-        return self.goal.doubt(self.fresh, self.images) if self.chosen.changed else ""
+        return self.goal.doubt(self.fresh, self.images, self.parts.available) if self.chosen.changed else ""
 
     def note(self, outcome: Outcome) -> str:
         """A short note on a variant, for its row of the table."""
@@ -151,23 +170,51 @@ class Findings:
                 f"({best.speedup:.2f}×)"
             )
         if self.chosen.changed:
-            drop = f"{self.scored_by} {self.fresh.drop_text()}, top-1 agreement {self.fresh.agreement_text()}"
+            low, high = self.fresh.expected_drop_ci
+            fresh = round(self.fresh.expected_drop, 2) + 0.0  # without a negative zero
+            drop = f"{self.scored_by} {fresh:.2f} (95 % interval {low:.2f} to {high:.2f})"
+            drop += f", {self._closeness(self.fresh, named=True)}"
             lines.append(f"on {self.fresh.images} fresh images, against the original fp32 model: {drop}")
         if self.accuracy is not None:
             before, after = self.accuracy
             lines.append(f"top-1 on the fresh images: {after:.2f} %, original {before:.2f} %")
+        lines.append(f"images: {self.images} in total, {self.parts}")
         return lines + [f"note: {note}" for note in (self.doubt, *self.notes) if note]
+
+    @property
+    def how_to_read(self) -> tuple[str, ...]:
+        """What the columns of the table mean."""
+        if self.by_metric:
+            return (
+                _SPEED,
+                "drop: of 100 · the mean score, against the original fp32 model, on the images of the choice.",
+            )
+        return _SPEED, (
+            "accuracy drop: percentage points against the original fp32 model, on the images of the choice: expected "
+            "from its confidence, calibrated if there are labels."
+        )
+
+    def _closeness(self, judged: Judgement, *, named: bool = False) -> str:
+        """The top-1 agreement, or the mean score of a metric."""
+        if self.by_metric:
+            return f"{'mean score ' if named else ''}{judged.agreement:.4f}"
+        return f"{'top-1 agreement ' if named else ''}{judged.agreement_text()}"
 
     def table(self) -> list[tuple[str, ...]]:
         """The column titles, then one row for each variant, by rising speed-up."""
         rows = sorted(self.outcomes, key=lambda c: c.speedup)
-        return [COLUMNS, *(_cells(i, c, self.note(c)) for i, c in enumerate(rows, 1))]
+        columns = (*_COLUMNS, *(_SCORES if self.by_metric else _ACCURACY))
+        return [columns, *((*_cells(i, c), *self._judged_cells(c), self.note(c)) for i, c in enumerate(rows, 1))]
+
+    def _judged_cells(self, c: Outcome) -> tuple[str, str]:
+        if c.judged.images == 0:  # computes what the original does
+            return "–", "–"
+        return c.judged.drop_text(), self._closeness(c.judged)
 
     def as_dict(self) -> dict[str, Any]:
         """The result as JSON."""
-        goal = {name: value for name, value in dataclasses.asdict(self.goal).items() if value is not None}
         return {
-            "goal": goal,
+            "goal": self.goal.given,
             "reason": self.reason,
             "chosen": self.chosen.as_dict(),
             "fresh": {**dataclasses.asdict(self.fresh), "top1": self.accuracy, "scored_by": self.scored_by},
@@ -186,19 +233,15 @@ class Findings:
         return "\n".join([*lines, "", *self.findings])
 
 
-def _cells(number: int, c: Outcome, note: str) -> tuple[str, ...]:
+def _cells(number: int, c: Outcome) -> tuple[str, ...]:
     (low, high), change = c.timed.comparison.quartiles, c.variant.change
-    attention = f"{change.attention}{' (class-token-only last layer)' if change.readout else ''}"
-    exact = c.judged.images == 0
+    attention = f"{change.attention}{' (exact conversion)' if change.readout else ''}"
     return (
         str(number),
         c.target.runtime,
-        c.target.precision,
+        c.target.precision_text,
         attention if change else "unmodified",
         change.tokens or "–",
         f"{c.latency_ms:.2f}",
         f"{c.speedup:.2f}× ({low:.2f}–{high:.2f})",
-        "–" if exact else c.judged.drop_text(),
-        "–" if exact else c.judged.agreement_text(),
-        note,
     )

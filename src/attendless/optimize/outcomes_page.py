@@ -5,33 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from html import escape
 
+from ..export.description import Description
 from ..palette import COLOURS
 from ..show.html import fill, style, table_html, template
 from ..stamp import stamp_line
-from .outcomes import HOW_TO_READ, Findings, Outcome, Step
+from .examples_page import examples_html
+from .outcomes import Findings, Outcome, Step
 
 #: A value → its place on the page.
 Place = Callable[[float], float]
 #: Width, height and margins (left, right, top, bottom) of the scatter.
-_SIZE, _MARGINS = (760, 380), (56, 16, 12, 44)
+_SIZE, _MARGINS = (760, 380), (56, 24, 26, 44)
 
 
-def page(found: Findings, title: str, run: str, command: str = "") -> str:
+def page(found: Findings, about: Description, title: str, run: str, command: str = "") -> str:
     """The page. `run` are the lines of Python that run the file, `command` reproduces it."""
     heads, *rows = found.table()
     parts = {
         "style": style(),
         "title": escape(title),
-        "findings": "".join(f"<p>{escape(line)}</p>" for line in found.findings),
+        "findings": "".join(_finding(line) for line in found.findings),
         "run": escape(run),
         "waterfall": waterfall(found.steps),
         "figure": scatter(found),
+        "examples": examples_html(found.examples, about),
         "table": table_html(heads, rows, text=("attention", "reducer")),
-        "notes": "".join(f'<p class="note">{escape(line)}</p>' for line in HOW_TO_READ),
+        "notes": "".join(f'<p class="note">{escape(line)}</p>' for line in found.how_to_read),
         "command": f"<code>{escape(command)}</code>" if command else "",
         "stamp": escape(stamp_line(found.stamp)),
     }
     return fill(template("optimized.html"), parts)
+
+
+def _finding(line: str) -> str:
+    kind = ' class="note"' if line.startswith("note: ") else ""
+    return f"<p{kind}>{escape(line)}</p>"
 
 
 def waterfall(steps: Sequence[Step]) -> str:
@@ -135,5 +143,7 @@ def _ticks(low: float, high: float) -> list[float]:
 
 
 def _svg(width: float, height: float, label: str, lines: Sequence[str]) -> str:
-    start = f'<svg role="img" aria-label="{escape(label)}" viewBox="0 0 {width:.0f} {height:.0f}">'
+    start = (
+        f'<svg role="img" style="min-width: 36rem" aria-label="{escape(label)}" viewBox="0 0 {width:.0f} {height:.0f}">'
+    )
     return f"{start}{''.join(lines)}</svg>"

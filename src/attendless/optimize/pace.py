@@ -9,12 +9,14 @@ import time
 
 from ..errors import UserError
 
-#: Seconds of a `quick` search.
-QUICK = 60.0
+#: Seconds of a `quick` search; with start and output the command takes about a minute.
+QUICK = 50.0
 #: Forward passes of the whole model that the search of token schedules and keep rates takes for each of its images.
 _PASSES = 130
-#: Proposals that are judged, about.
-_PROPOSALS = 20
+#: Proposals that are judged, about: of a search, and of the presets.
+_PROPOSALS, _PRESETS = 20, 6
+#: The most images to calibrate int8 on. The search takes its images from them.
+CALIBRATION = 300
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
 
 
@@ -33,13 +35,15 @@ class Pace:
     """Shares of a budget.
 
     quick: whether proposals are presets rather than searched.
-    search, choosing, fresh: images for the search, for the choice, and for the final judgement.
+    calibration, search, choosing, fresh: images to calibrate int8 on, for the search, which takes them from those, for
+        the choice, and for the final judgement.
     points: points on each curve of the search.
     candidates: changes that are prepared and timed in each of the `targets` fastest targets.
     timing: seconds of timing for each variant.
     """
 
     quick: bool
+    calibration: int
     search: int
     choosing: int
     fresh: int
@@ -49,17 +53,35 @@ class Pace:
     timing: float
 
     @classmethod
-    def of(cls, budget: float, per_image: float, quick: bool) -> Pace:
-        """The pace for `budget` seconds, if the original model takes `per_image` seconds for an image."""
+    def timing_alone(cls, timing: float) -> Pace:
+        """The pace of a search whose images and candidates are given."""
+        return cls(False, 0, 0, 0, 0, 0, 0, 0, timing)
+
+    @classmethod
+    def of(cls, budget: float, per_image: float, quick: bool, largest: int = 5000) -> Pace:
+        """The pace for `budget` seconds, if the original model takes `per_image` seconds for an image.
+
+        `largest`: the most images whose outputs can be held at once.
+        """
 
         def images(share: float, passes: float, least: int, most: int) -> int:
-            return max(least, min(most, int(share * budget / (passes * per_image))))
+            return min(largest, max(least, min(most, int(share * budget / (passes * per_image)))))
 
         if quick:
-            choosing, fresh = images(0.15, 5, 16, 400), images(0.1, 2, 16, 1000)
-            return cls(True, 8, choosing, fresh, 3, 1, 3, max(0.2, min(1.0, budget / 60)))
+            return cls(
+                quick=True,
+                calibration=images(0.2, 3, 8, 64),
+                search=8,
+                choosing=images(0.3, _PRESETS, 32, 300),
+                fresh=images(0.1, 2, 16, 300),
+                points=3,
+                targets=1,
+                candidates=2,
+                timing=max(0.2, min(1.0, budget / 60)),
+            )
         return cls(
             quick=False,
+            calibration=images(0.1, 3, 32, CALIBRATION),
             search=images(0.25, _PASSES, 4, 64),
             choosing=images(0.2, _PROPOSALS, 16, 1000),
             fresh=images(0.1, 2, 16, 5000),

@@ -24,6 +24,9 @@ from .block_times import attention_times, repeat_to_batch
 from .search import Search
 from .sensitivity import layer_sensitivities
 
+#: The keep rates of a search unless others are given.
+RATES = (0.05, 0.1, 0.25, 0.5)
+
 
 def rate_specs(attention: str, rates: Sequence[float]) -> list[Spec]:
     """The spec of each keep rate, highest rate first."""
@@ -73,8 +76,10 @@ def rate_mixes(
     batch = repeat_to_batch(search.images, search.batch)
     times = torch.tensor(
         search.log.get(
-            f"milliseconds {text}, batch {search.batch}",
-            lambda: attention_times(backbone, layers, specs, batch, search.budget, search.progress).tolist(),
+            f"milliseconds {text}, batch {search.batch} {search.where.name}",
+            lambda: attention_times(
+                backbone, layers, specs, batch, search.budget, search.progress, search.where
+            ).tolist(),
         )
     )
     if not keep_slower and not bool((times[:, 1:] < times[:, :1]).any()):
@@ -82,7 +87,9 @@ def rate_mixes(
     damage = torch.tensor(
         search.log.get(
             f"divergence {text}",
-            lambda: layer_sensitivities(backbone, layers, specs, search.images, search.progress).tolist(),
+            lambda: layer_sensitivities(
+                backbone, layers, specs, search.images, search.progress, search.distance
+            ).tolist(),
         )
     )
     found: dict[tuple[int, ...], float] = {}

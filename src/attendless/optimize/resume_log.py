@@ -41,6 +41,9 @@ class ResumeLog:
             if isinstance(entry, dict) and "name" in entry:
                 self.values[entry["name"]] = entry["value"]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
     def get(self, name: str, measure: Callable[[], Any]) -> Any:
         """The logged value; if there is none, call `measure`, which returns a JSON value, and log its result."""
         if name not in self.values:

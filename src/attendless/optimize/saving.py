@@ -14,16 +14,18 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from torch import nn
 
 from ..convert.files import save as save_model
 from ..errors import UserError
+from ..export import pt2
 from ..export.description import Description
-from ..export.exporting import finite
+from ..export.exporting import finite, write
 from ..export.folder import FORMAT, MANIFEST, deployed
+from ..export.packages import versions
+from ..export.runner import OPENERS
 from ..integrations.rebuild.copying import backbone_copy
 from ..storage import sync
-from ..version import __version__
 from .outcomes import Findings
 from .outcomes_page import page
 
@@ -37,11 +39,11 @@ def save(found: Findings, folder: Path, name: str | None, command: str) -> Path:
     temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name[:50]}."))
     try:
         about = found.workshop.describe(found.chosen.variant)
-        about = dataclasses.replace(about, model=name or about.model, versions=_versions(), report=_report(found))
+        about = dataclasses.replace(about, model=name or about.model, versions=versions(), report=_report(found))
         file, about = _put_model(found, temporary, about)
         told = manifest(found, file, about, command)
         (temporary / MANIFEST).write_text(json.dumps(told, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        text = page(found, f"{about.model} · {found.images} images", _how_to_run(folder, about), command)
+        text = page(found, about, f"{about.model} · {found.images} images", _how_to_run(folder, about), command)
         (temporary / "report.html").write_text(text, encoding="utf-8")
         for written in temporary.iterdir():
             sync(written)
@@ -57,15 +59,25 @@ def _put_model(found: Findings, folder: Path, about: Description) -> tuple[Path,
     variant, source = found.chosen.variant, found.prepared.file
     target = variant.target
     if source is None:
-        file = folder / "model.safetensors"
-        save_model(backbone_copy(found.workshop.module(variant.change)), file)
-        return file, about
+        return _put_pytorch(found.workshop.module(variant.change), folder, about)
     for part in target.module.files(source):
         shutil.copy2(part, folder / part.name)
     file = folder / source.name
     ours = any(kind.startswith("attendless.") for kind in target.module.operators(file))
     about = dataclasses.replace(about, kernels=ours)
     target.module.stamp(file, about)
+    return file, about
+
+
+def _put_pytorch(module: nn.Module, folder: Path, about: Description) -> tuple[Path, Description]:
+    """Write a model that PyTorch runs: as a checkpoint, or as a traced graph if no checkpoint can rebuild it."""
+    file = folder / "model.safetensors"
+    try:
+        save_model(backbone_copy(module), file)
+    except UserError:
+        file = folder / f"model{pt2.SUFFIX}"
+        write(module, file, batch=about.batch, format="pt2")
+        pt2.stamp(file, about)
     return file, about
 
 
@@ -89,7 +101,7 @@ def manifest(found: Findings, file: Path, about: Description, command: str) -> d
         "format": FORMAT,
         "file": file.name,
         "files": sorted(part.name for part in file.parent.iterdir()),
-        "runtime": {"onnx-kernels": "onnx"}.get(target.runtime, target.runtime),
+        "runtime": OPENERS[file.suffix][0] if file.suffix in OPENERS else target.runtime,
         "precision": target.precision,
         "floats": about.floats,
         "kernels": about.kernels,
@@ -110,12 +122,6 @@ def manifest(found: Findings, file: Path, about: Description, command: str) -> d
 
 def _report(found: Findings) -> dict[str, Any]:
     return finite({"optimized": {key: found.as_dict()[key] for key in ("goal", "chosen", "fresh")}})
-
-
-def _versions() -> dict[str, str]:
-    import timm
-
-    return {"attendless": __version__, "torch": torch.__version__, "timm": timm.__version__}
 
 
 def _how_to_run(folder: Path, about: Description) -> str:

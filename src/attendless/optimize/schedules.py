@@ -33,7 +33,7 @@ from ..options import Spec
 from ..tokens import SearchSpace, parse_tokens, reducers
 from .block_times import TimeModel, block_rows, patches_after, repeat_to_batch, token_times
 from .candidates import with_tokens
-from .judge import divergence, logits, losses
+from .judge import logits
 from .schedule_solver import LayerTime, front
 from .search import Search
 from .token_damage import DamageModel, token_sensitivities
@@ -119,8 +119,8 @@ def time_model(backbone: Backbone, tokens: str, search: Search) -> TimeModel:
     reducer = one_each(tokens, len(backbone.blocks))
     batch = repeat_to_batch(search.images, search.batch)
     measured = search.log.get(
-        f"milliseconds by tokens with {reducer}, batch {search.batch}",
-        partial(token_times, backbone, reducer, batch, search.budget, search.progress),
+        f"milliseconds by tokens with {reducer}, batch {search.batch} {search.where.name}",
+        partial(token_times, backbone, reducer, batch, search.budget, search.progress, search.where),
     )
     return TimeModel(measured)
 
@@ -188,9 +188,9 @@ class Trials:
         return dataclasses.replace(schedule, divergence=far, drop=drop)
 
     def damage(self, tokens: str) -> tuple[float, float]:
-        """Divergence, in nats, and expected accuracy drop, in percentage points, on the images of the search."""
+        """Divergence and drop, in points, on the images of the search."""
         changed = logits(self.view(tokens), self.search.images, tokens)
-        return divergence(self.baseline, changed), 100 * float(losses(self.baseline, changed.argmax(-1)).mean())
+        return self.search.distance(self.baseline, changed), self.search.drop(self.baseline, changed)
 
     def damage_model(self) -> DamageModel:
         """A damage model from the sensitivities of the layers, not fitted yet."""
@@ -203,7 +203,7 @@ class Trials:
         baseline = self.view("")
         measured = self.search.log.get(
             f"damage by layer of {self.reducer}",
-            partial(token_sensitivities, baseline, alone, self.patches, self.search.images, self.search.progress),
+            partial(token_sensitivities, baseline, alone, self.patches, self.search),
         )
         return DamageModel(tuple(self.patches), tuple(map(tuple, measured)))
 

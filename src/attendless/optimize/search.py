@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 
 from torch import Tensor
 
+from .block_runtimes import EAGER_BLOCKS, BlockRuntime
+from .judge import Distance, divergence, expected_drop
 from .resume_log import ResumeLog
 
 #: (description, number of steps) → a context manager that yields a function to call with the steps done.
@@ -31,6 +33,9 @@ class Search:
     log: values that were measured before.
     progress: reports the steps done.
     expired: whether the time for the search is over; steps that have something to show then end early.
+    distance: how far outputs are from the baseline's.
+    drop: the drop of outputs on `images` against the baseline's, in points.
+    where: the runtime in which single blocks are timed.
     """
 
     images: Tensor
@@ -40,3 +45,6 @@ class Search:
     log: ResumeLog = dataclasses.field(default_factory=lambda: ResumeLog())
     progress: Progress = silent
     expired: Callable[[], bool] = lambda: False
+    distance: Distance = divergence
+    drop: Distance = expected_drop
+    where: BlockRuntime = dataclasses.field(default_factory=lambda: EAGER_BLOCKS)

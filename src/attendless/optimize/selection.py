@@ -2,53 +2,123 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from torch import nn
 
 from ..attention import Spec
 from ..convert.presets import PRESETS, preset
+from ..errors import UserError
 from ..integrations.discovery import find_slots
 from ..measure.macs import count
 from ..measure.subject import attention_of
 from ..sizes import input_size
+from ..tokens import NONE
+from .block_runtimes import EAGER_BLOCKS, blocks_in
 from .candidates import Change
 from .proposals import Proposal, evenly_chosen, propose
+from .schedules import why_not
 from .session import Session
 from .variants import EAGER, Target, Variant
 
 #: The share of MACs in attention cores from which keep rates are searched: below it, even attention without any cost
 #: would save less.
 _CORE = 0.1
+#: Seconds of a budget from which blocks are exported to be timed.
+_LONG = 300
+#: The reducer of the presets.
+_REDUCER = "rank"
+#: What a quick search tries beside the presets: the shares of the tokens that are left in the end.
+_KEPT = (0.4, 0.6, 0.75)
+#: How proposals are named in the log.
+_LOGGED = "proposals within"
 #: Unmodified variants in the final benchmark; twice as many others.
 _FINAL = 2
 
 
 def proposals(backbone: nn.Module, specs: Sequence[Spec], tokens: str, session: Session) -> list[Proposal]:
-    """The changes to judge: the class-token-only last layer alone, the presets, and those that the search finds.
+    """The changes to judge: the exact conversion alone, the presets, and those that the search finds.
 
     A change without a prediction of its time saves nothing, by prediction; its MACs speak for it.
     """
     own, size = attention_of(backbone), input_size(backbone)
     found = [Proposal(Change(own, readout=True), 0.0)]
-    if tokens != "none":
+    reducible = tokens != NONE and not why_not(backbone, _REDUCER)
+    if reducible:
         depth = tuple(range(len(find_slots(backbone))))
         for name in PRESETS:
             mechanism, reducer = preset(name, size)
             found.append(Proposal(Change(mechanism or own, depth if mechanism else (), reducer), 0.0))
-    if session.pace.quick or (not specs and tokens == "none"):
+    if session.pace.quick:
+        return list(dict.fromkeys([*found, *_known(session, own, len(find_slots(backbone)), reducible)]))
+    if not specs and tokens == NONE:
         return found
     macs = count(backbone, size)
-    if specs and tokens != "none" and macs.core < _CORE * macs.total:
+    if specs and tokens != NONE and macs.core < _CORE * macs.total:
         session.notes.append(
             f"keep rates of {specs[0].name} were not searched: attention cores are {macs.core / macs.total:.0%} of the "
             "MACs"
         )
         specs = []
-    searched, notes = propose(backbone, specs, tokens, session.goal, session.search)
-    session.notes += notes
-    return [*found, *searched[1:]]
+    logged = session.search.log.get(
+        f"{_LOGGED} {session.goal.reach:g} points of {tokens} {' '.join(map(str, specs))}",
+        lambda: _searched(backbone, specs, tokens, session),
+    )
+    session.notes += logged["notes"]
+    return [*found, *_proposals(logged)]
+
+
+def _known(session: Session, own: str, depth: int, reducible: bool) -> list[Proposal]:
+    """The proposals of earlier searches of the same model; without any, schedules between the presets if tokens can be
+    reduced."""
+    values = session.search.log.values
+    found = [one for name, logged in values.items() if name.startswith(_LOGGED) for one in _proposals(logged)]
+    if found or not reducible:
+        return found
+    mechanism, _ = preset(next(iter(PRESETS)), input_size(session.workshop.model))
+    layers = tuple(range(depth)) if mechanism else ()
+    return [Proposal(Change(mechanism or own, layers, f"{_REDUCER}:keep={kept},start=2"), 0.0) for kept in _KEPT]
+
+
+def _proposals(logged: dict[str, Any]) -> list[Proposal]:
+    """Proposals as they were, from the log."""
+    return [
+        Proposal(Change(one["attention"], tuple(one["layers"]), one["tokens"], one["readout"]), saved)
+        for one, saved in logged["changes"]
+    ]
+
+
+def _searched(backbone: nn.Module, specs: Sequence[Spec], tokens: str, session: Session) -> dict[str, Any]:
+    """The proposals of a search, for the log, with notes."""
+    found, notes = _propose(backbone, specs, tokens, session)
+    return {"changes": [(dataclasses.asdict(one.change), one.saved_ms) for one in found[1:]], "notes": list(notes)}
+
+
+def _propose(
+    backbone: nn.Module, specs: Sequence[Spec], tokens: str, session: Session
+) -> tuple[list[Proposal], Sequence[str]]:
+    """Proposals by the time of blocks in the fastest target, or in eager PyTorch where blocks cannot be exported."""
+    (target, *_) = (promising(session) if session.deadline.budget >= _LONG else []) or [EAGER]
+    search = dataclasses.replace(session.search, where=blocks_in(target))
+    try:
+        return propose(backbone, specs, tokens, session.goal, search)
+    except (UserError, RuntimeError, NotImplementedError) as error:
+        if search.where is EAGER_BLOCKS:
+            raise
+        session.notes.append(f"blocks were timed in eager PyTorch: {str(error).splitlines()[0][:200]}")
+        return propose(backbone, specs, tokens, session.goal, session.search)
+
+
+def to_refine(session: Session) -> list[Target]:
+    """int8 targets of OpenVINO whose layers are worth measuring: the unmodified model is faster in them than in any
+    other precision."""
+    if session.pace.quick:
+        return []
+    best = max(session.outcomes(), key=lambda c: c.speedup if not c.variant.change else 0.0).target
+    return [best] if best.precision == "int8" and best.format == "openvino" else []
 
 
 def promising(session: Session) -> list[Target]:
@@ -71,11 +141,14 @@ def nearest(session: Session, proposals: Sequence[Proposal], target: Target) -> 
             return 100 * (1 - judgement.agreement)
         return max(judgement.expected_drop, typical)
 
-    # By the time of blocks in eager PyTorch, and by MACs, which other runtimes follow more closely.
+    # By the predicted time of blocks, where there is a prediction, and by MACs.
     fewer = {
         one: -count(session.workshop.module(one.change), input_size(session.workshop.model)).total for one in known
     }
-    ranked = [_by_goal(session, target, known, harm, saved) for saved in (lambda one: one.saved_ms, fewer.__getitem__)]
+    predicted: list[Callable[[Proposal], float]] = [fewer.__getitem__]
+    if any(one.saved_ms for one in known):
+        predicted.insert(0, lambda one: one.saved_ms)
+    ranked = [_by_goal(session, target, known, harm, saved) for saved in predicted]
     turns = [one for pair in zip_longest(*ranked) for one in pair if one is not None]
     return [one.change for one in dict.fromkeys(turns)][: session.pace.candidates]
 
@@ -105,7 +178,10 @@ def _by_goal(
 
 
 def finalists(session: Session) -> list[Variant]:
-    """The fastest variants within the goal, and the fastest unmodified ones, to be timed together in one benchmark."""
+    """The fastest variants within the goal, and the fastest unmodified ones, to be timed together in one benchmark.
+
+    The fastest of several short timings looks faster than it is; this benchmark gives the latency that is promised.
+    """
     outcomes = session.outcomes()[1:]
     fitting = [c for c in outcomes if session.goal.bound is None or session.goal.fits(c)]
     ranked = sorted(fitting, key=lambda c: -c.speedup)

@@ -15,20 +15,25 @@ from torch import Tensor
 from ..attention import Spec
 from ..backbones import Backbone, is_backbone
 from .candidates import with_attention
-from .judge import BATCH, divergence, logits
+from .judge import Distance, chunk_size, divergence, logits
 from .search import Progress
 
 
 @torch.inference_mode()
 def layer_sensitivities(
-    backbone: Any, layers: Sequence[int], specs: Sequence[Spec], images: Tensor, progress: Progress
+    backbone: Any,
+    layers: Sequence[int],
+    specs: Sequence[Spec],
+    images: Tensor,
+    progress: Progress,
+    distance: Distance = divergence,
 ) -> Tensor:
     """Mean KL(baseline ‖ changed) [layers, 1 + specs] in nats; column 0, the unchanged layer, is zero.
 
     Each entry changes one layer only. `layers` are in ascending order: one of our backbones runs the layers before the
     changed one only once.
     """
-    chunks = images.split(BATCH)
+    chunks = images.split(chunk_size(images))
     expected = [logits(backbone, chunk, "the model") for chunk in chunks]
     states = States(backbone, chunks) if is_backbone(backbone) else None
     total = torch.zeros(len(layers), 1 + len(specs))
@@ -41,7 +46,7 @@ def layer_sensitivities(
                 for number, chunk in enumerate(chunks):
                     run = trial if states is None else states.rest(trial, number)
                     changed = logits(run, chunk, f"{spec} in layer {layer}")
-                    total[row, column] += len(chunk) * divergence(expected[number], changed)
+                    total[row, column] += len(chunk) * distance(expected[number], changed)
                     step(len(chunk))
     return total / len(images)
 

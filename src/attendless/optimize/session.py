@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import UserError
-from ..measure.clock import Call, Comparison
+from ..measure.clock import Call, Comparison, Timings, device_timer
+from ..measure.precision import saturates
 from .block_times import repeat_to_batch
 from .goals import Goal
 from .judge import UNCHANGED, Judgement, typical_drops
@@ -22,6 +24,9 @@ from .results import Timing
 from .scoring import Scoring
 from .search import Search, silent
 from .variants import EAGER, Prepared, Variant, Workshop
+
+#: How the note on a variant begins that was not tried for lack of time.
+LATE = "left out, because the time budget was used up: "
 
 
 class Session:
@@ -50,13 +55,14 @@ class Session:
     ) -> None:
         self.original, self.workshop, self.search, self.goal = original, workshop, search, goal
         self.pace, self.deadline, self.images, self.belief = pace, deadline, images, belief
-        self.uncalibrated = scoring
+        self.uncalibrated = scoring.against(belief)
         self.readings: dict[Variant, tuple[list[Any], float]] = {}
         self.comparisons = {original: Comparison(1.0, (1.0, 1.0), (1.0, 1.0), 0)}
         # Of the last benchmark: ratios of several benchmarks can be compared, milliseconds of a busy machine cannot.
         self.original_ms = 0.0
         self.notes: list[str] = []
         self._prepared: dict[Variant, Prepared] = {}
+        self._counted = 0  # variants that one call of `measure` prepared
 
     def prepare(self, variant: Variant) -> Prepared:
         if variant not in self._prepared:
@@ -72,37 +78,76 @@ class Session:
 
     def read(self, variants: Sequence[Variant]) -> list[Variant]:
         """Read the outputs of variants on the images of the choice; returns those that could be read."""
-        done = []
+        done = list[Variant]()
+        if not variants:
+            return done
         with self.search.progress(f"judging {len(variants)} on {len(self.images)} images", len(variants)) as step:
             for variant in variants:
                 with self._left_out(variant):
-                    name = f"predictions and divergence of {variant}, choosing {len(self.images)}"
+                    name = f"predictions and divergence of {_name(variant)}, choosing {len(self.images)}"
                     self.readings[variant] = self.search.log.get(name, partial(self._read, variant))
                     done.append(variant)
                 step(1)
         return done
 
     def _read(self, variant: Variant) -> tuple[list[Any], float]:
-        run = self.prepare(variant).run
-        return read_one(run, self.images, self.belief, str(variant), lambda done: None, self.uncalibrated.read)
+        run, scoring = self.prepare(variant).run, self.uncalibrated
+        return read_one(run, self.images, self.belief, str(variant), lambda done: None, scoring.read, scoring.distance)
 
-    def time(self, variants: Sequence[Variant]) -> None:
-        """Time variants in one benchmark, interleaved with the original model."""
-        name = f"timing at batch {self.search.batch} of {', '.join(map(str, variants))}"
-        found = self.search.log.get(name, lambda: self._time(variants))
-        self.original_ms = found["original_ms"]
-        for variant, (ratio, quartiles, interval, pairs) in zip(variants, found["compared"], strict=True):
-            self.comparisons[variant] = Comparison(ratio, tuple(quartiles), tuple(interval), pairs)
+    def time(self, variants: Sequence[Variant], stage: str = "timing") -> None:
+        """Time variants, by default the original alone, in one benchmark, interleaved with the original model.
+
+        Timings in the log are not repeated.
+        """
+        variants = variants or [self.original]
+        log, names = self.search.log, {one: f"{stage} at batch {self.search.batch} of {_name(one)}" for one in variants}
+        missing = [one for one in variants if names[one] not in log]
+        if missing:
+            measured = self._time(missing)
+            for one, compared in zip(missing, measured["compared"], strict=True):
+                log.get(names[one], partial(dict, original_ms=measured["original_ms"], compared=compared))
+        for one in variants:
+            found = log.values[names[one]]
+            ratio, quartiles, interval, pairs = found["compared"]
+            self.comparisons[one] = Comparison(ratio, tuple(quartiles), tuple(interval), pairs)
+            self.original_ms = found["original_ms"]
+
+    def time_again(self, variants: Sequence[Variant]) -> None:
+        """Time variants in one benchmark as `time` does, without the log."""
+        measured = self._time([self.original, *variants])
+        self.original_ms = measured["original_ms"]
+        for one, compared in zip([self.original, *variants], measured["compared"], strict=True):
+            self.comparisons[one] = Comparison(*compared)
 
     def _time(self, variants: Sequence[Variant]) -> dict[str, Any]:
-        batch = repeat_to_batch(self.images, self.search.batch)
-        calls: dict[str, Call] = {
-            str(one): forward_call(self.prepare(one).once, batch) for one in (self.original, *variants)
-        }
-        times = benchmark(calls, self.pace.timing * len(variants), self.search.progress)
-        base = str(self.original)
-        compared = [dataclasses.astuple(times.compare(str(one), base)) for one in variants]
+        ready = {_name(one): self.prepare(one) for one in (self.original, *variants)}
+        times = self._benchmark(ready, self.pace.timing * max(1, len(ready) - 1))
+        base = _name(self.original)
+        compared = [dataclasses.astuple(times.compare(_name(one), base)) for one in variants]
         return {"original_ms": 1e3 * times.median(base) / self.search.batch, "compared": compared}
+
+    def _benchmark(self, ready: Mapping[str, Prepared], seconds: float) -> Timings:
+        batch = repeat_to_batch(self.images, self.search.batch)
+        calls: dict[str, Call] = {name: forward_call(one.once, batch) for name, one in ready.items()}
+        return benchmark(calls, seconds, self.search.progress, device_timer(batch.device))
+
+    def pays(self, variant: Variant) -> bool:
+        """Whether the unmodified model in int8 is faster than in fp32, by a quick calibration; others always do."""
+        if variant.change or variant.target.precision != "int8" or variant.target.floats:
+            return True
+        if self.pace.quick:  # without VNNI, int8 is seldom faster
+            gain = 0.0 if saturates() else 2.0
+        else:
+            gain = self.search.log.get(f"gain by int8 of {_name(variant)}", partial(self._gain, variant))
+        if gain <= 1:
+            found = "is not tried without VNNI instructions" if not gain else f"is {gain:.2f}× as fast as fp32 here"
+            self.notes.append(f"left out: {variant}: int8 {found}")
+        return gain > 1
+
+    def _gain(self, variant: Variant) -> float:
+        assert variant.source is not None
+        ready = {"int8": self.workshop.hasty(variant), "fp32": self.prepare(variant.source)}
+        return self._benchmark(ready, self.pace.timing).compare("int8", "fp32").ratio
 
     @contextmanager
     def _left_out(self, variant: Variant) -> Iterator[None]:
@@ -144,19 +189,61 @@ class Session:
         """Whether a variant computes what the original does, up to rounding."""
         return variant.target.precision == "fp32" and not variant.change
 
-    def measure(self, variants: Iterable[Variant], share: float) -> list[Variant]:
-        """Prepare, judge and time variants, until `share` of the budget has passed; returns those that were."""
-        ready = list[Variant]()
-        for variant in variants:
-            if ready and self.deadline.passed(share):
-                self.notes.append(f"left out, because the time budget was used up: {variant}")
-                continue
-            with self._left_out(variant):
-                needed = self.judged_as(variant)
-                if not self.is_exact(variant) and needed not in self.readings and not self.read([needed]):
-                    continue
-                self.prepare(variant)
-                ready.append(variant)
+    def measure(
+        self, variants: Iterable[Variant], share: float, *, forced: bool = False, at_least: int = 1
+    ) -> list[Variant]:
+        """Prepare, judge and time variants; returns those that could be.
+
+        Args:
+            variants: those to measure, the most promising first.
+            share: after this share of the budget no further variant is prepared. The log says which were, so that a
+                search that resumes ends as the first would have.
+            forced: int8 variants are measured even where int8 is slower than fp32.
+            at_least: so many are measured whatever the time.
+        """
+        wanted = {_name(one): one for one in variants}
+        digest = hashlib.blake2b("\n".join(wanted).encode(), digest_size=8).hexdigest()
+        told = len(self.notes)
+
+        def prepared() -> dict[str, list[str]]:
+            ready = [name for name in wanted if self._ready(wanted[name], share, forced, at_least)]
+            return {"ready": ready, "notes": self.notes[told:]}
+
+        self._counted = 0
+        found = self.search.log.get(f"measured of {digest}", prepared)
+        self.notes[told:] = found["notes"]
+        ready = [wanted[name] for name in found["ready"]]
+        needed = [self.judged_as(one) for one in ready if not self.is_exact(one)]
+        self.read([one for one in dict.fromkeys(needed) if one not in self.readings])
         if ready or not self.original_ms:
             self.time(ready)
         return ready
+
+    def _ready(self, variant: Variant, share: float, forced: bool, at_least: int) -> bool:
+        """Prepare and judge a variant; whether it can be timed."""
+        if self._counted >= at_least and self.deadline.passed(share):
+            self.notes.append(f"{LATE}{variant}")
+            return False
+        with self._left_out(variant):
+            if not forced and not self.pays(variant):
+                return False
+            needed = self.judged_as(variant)
+            if not self.is_exact(variant) and needed not in self.readings and not self.read([needed]):
+                return False
+            self.prepare(variant)
+            self._counted += 1
+            return True
+        return False
+
+
+def grouped(notes: Iterable[str]) -> tuple[str, ...]:
+    """The notes, each once, with all variants for which there was no time in one of them."""
+    found = list(dict.fromkeys(notes))
+    late = [note.removeprefix(LATE) for note in found if note.startswith(LATE)]
+    found = [note for note in found if not note.startswith(LATE)]
+    return tuple(found + [f"{LATE}{'; '.join(late)}"] * bool(late))
+
+
+def _name(variant: Variant) -> str:
+    """The variant's name in the log: the key distinguishes layers in floating point."""
+    return f"{variant} {variant.key}" if variant.target.floats else str(variant)

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ..backbones import Backbone
-from .judge import BATCH, divergence, logits
-from .search import Progress
+from .judge import BATCH, logits
+from .search import Search
 from .sensitivity import States
 
 #: Shares of its patches that a layer removes alone.
@@ -40,19 +39,18 @@ def token_sensitivities(
     backbone: Backbone,
     view: Callable[[int, int], Any],
     patches: Sequence[int],
-    images: Tensor,
-    progress: Progress,
+    search: Search,
 ) -> list[list[float]]:
-    """Mean KL(baseline ‖ reduced), for each layer but the last and each of `SHARES`.
+    """Mean distance of the outputs from the baseline's, for each layer but the last and each of `SHARES`.
 
     `view(layer, removed)` is the backbone with that many patches removed in that layer alone; `patches` are those that
     enter each layer. The layers before the reduced one run only once.
     """
-    chunks = images.split(BATCH)
+    chunks = search.images.split(BATCH)
     expected = [logits(backbone, chunk, "the model") for chunk in chunks]
     states = States(backbone, chunks)
     found = []
-    with progress("measuring token sensitivities", (len(patches) - 1) * len(SHARES)) as step:
+    with search.progress("measuring token sensitivities", (len(patches) - 1) * len(SHARES)) as step:
         for layer, count in enumerate(patches[:-1]):
             states.advance(layer)
             row = []
@@ -60,8 +58,8 @@ def token_sensitivities(
                 trial, total = view(layer, round(share * count)), 0.0
                 for number, chunk in enumerate(chunks):
                     changed = logits(states.rest(trial, number), chunk, f"tokens in layer {layer}")
-                    total += len(chunk) * divergence(expected[number], changed)
-                row.append(total / len(images))
+                    total += len(chunk) * search.distance(expected[number], changed)
+                row.append(total / len(search.images))
                 step(1)
             found.append(row)
     return found

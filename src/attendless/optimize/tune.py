@@ -1,5 +1,7 @@
 """Search the fastest model within an accuracy drop, without training and without labels.
 
+This is the search of `optimize` in eager PyTorch alone, on the device and in the type of the model's weights.
+
 1. Propose: token schedules (`schedules.py`), and keep rates of each layer's attention on the remaining tokens
    (`rates.py`), by the measured time of single blocks (`proposals.py`).
 2. Judge each proposal as a whole model, on images the search has not used (`judge.py`).
@@ -10,10 +12,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from ..attention import Spec
@@ -21,26 +23,25 @@ from ..errors import UserError
 from ..integrations.discovery import find_slots
 from ..integrations.rebuild.copying import backbone_copy
 from ..integrations.weights import check_finite
-from ..measure.clock import Timings, device_timer
 from ..measure.macs import count
 from ..measure.subject import attention_of, tokens_of
 from ..tokens import NONE, parse_tokens
 from . import judge as judging
-from .block_times import repeat_to_batch
 from .candidates import share_weights, shared_copy
+from .fresh import judge_fresh
 from .goals import Goal
-from .judge import UNCHANGED
-from .measuring import benchmark, forward_call, read_all
-from .proposals import propose, shortlist
-from .rates import rate_specs
+from .judge import UNCHANGED, logits
+from .outcomes import Outcome
+from .pace import Deadline, Pace
+from .proposals import Proposal, propose, shortlist
+from .rates import RATES, rate_specs
 from .report import Tuned
-from .results import Candidate, CostShare, Setting, Timing
+from .results import Candidate, CostShare, Setting
 from .resume_log import ResumeLog, digest_of
+from .scoring import Scoring
 from .search import Progress, Search, silent
-
-RATES = (0.05, 0.1, 0.25, 0.5)
-#: The baseline's name in the benchmark.
-_BASELINE = "baseline"
+from .session import Session, grouped
+from .variants import EAGER, Prepared, Variant, Workshop
 
 
 def attentions_to_try(attention: str, tokens: str, rates: Sequence[float]) -> list[Spec]:
@@ -102,10 +103,8 @@ def tune(
     judging.check_images(images)
     check_finite(model.named_parameters(), "the model's weights are damaged")
     first = next(model.parameters())
-    searched, choosing, reporting = (p.to(first.device, first.dtype) for p in judging.split(images, probe))
+    searched, choosing, fresh = (p.to(first.device, first.dtype) for p in judging.split(images, probe))
     baseline = shared_copy(model).eval()
-    # The benchmark runs the baseline itself. Where logits are asked for, the backbone stands for it: it returns a
-    # plain tensor of logits.
     backbone = share_weights(backbone_copy(model).eval(), baseline)
     if getattr(backbone, "num_classes", 2) < 2:
         raise UserError("the model has no classifier: tune judges candidates by their predictions")
@@ -113,41 +112,76 @@ def tune(
     log = ResumeLog(resume, digest_of(backbone, images, known) if resume is not None else "")
     search = Search(images=searched, batch=batch, points=points, budget=budget, log=log, progress=progress)
     proposals, notes = propose(backbone, specs, tokens, goal, search)
-    changes = [one.change for one in proposals]
-    models = [backbone, *(change.build(backbone).eval() for change in changes[1:])]
-    belief, given, divergences = read_all(models, list(map(str, changes)), choosing, "choosing", search)
-    predictions = list(map(torch.tensor, given))
-    confidence = judging.temperature(belief, accuracy)
-    belief = belief / confidence
-    cost = judging.flip_cost(belief, [judging.losses(belief, given) for given in predictions])
-    judged = [UNCHANGED, *(judging.judge(belief, given, cost) for given in predictions[1:])]
-    drops = [one.expected_drop for one in judged]
-    typical = judging.typical_drops(drops, divergences)
-    chosen_indices = shortlist(proposals, [*map(max, drops, typical)], goal, 2 * points)
-    timed = [baseline, *(models[i] for i in chosen_indices[1:])]
-    times = _benchmark(timed, repeat_to_batch(choosing, batch), budget, progress)
+
+    def answers(part: Tensor) -> Tensor:
+        return logits(backbone, part, "the model").cpu()
+
+    session = Session(
+        Variant(proposals[0].change, EAGER),
+        Modules(baseline, backbone, batch, searched),
+        search,
+        goal,
+        Pace.timing_alone(budget),
+        Deadline(math.inf),
+        choosing,
+        answers(choosing),
+        Scoring(None, None, accuracy),
+    )
+    session.read([Variant(one.change, EAGER) for one in proposals[1:]])
+    session.time_again(_worth_timing(session, proposals, 2 * points))
     setting = Setting((images.shape[-2], images.shape[-1]), batch, len(find_slots(backbone)))
-    macs = [count(models[i], setting.size) for i in chosen_indices]
-    found = [
-        Candidate(
-            change=changes[i],
-            setting=setting,
-            cost=CostShare(each.total / macs[0].total, each.core / macs[0].core),
-            judged=judged[i],
-            typical_drop=typical[i],
-            timed=Timing(times.compare(name, _BASELINE), 1e3 * times.median(_BASELINE) / batch),
-        )
-        for i, each, name in zip(chosen_indices, macs, times.seconds, strict=True)
-    ]
+    found = [_candidate(session, one, setting) for one in session.outcomes()]
     candidates = (found[0], *sorted(found[1:], key=lambda one: one.speedup))
     chosen, reason = goal.choose(candidates)
-    fresh = UNCHANGED
+    judged = UNCHANGED
     if chosen.changed:
-        winner = chosen_indices[found.index(chosen)]
-        names = [str(changes[0]), str(changes[winner])]
-        belief, (_, again), _ = read_all([backbone, models[winner]], names, reporting, "fresh", search)
-        fresh = judging.judge(belief / confidence, torch.tensor(again), cost)
-    return Tuned(chosen, candidates, goal, reason, fresh, len(images), notes)
+        winner = session.prepare(Variant(chosen.change, EAGER)).run
+        with progress(f"judging the choice on {len(fresh)} fresh images", 2 * len(fresh)) as step:
+            judged = judge_fresh(answers, winner, fresh, session.scoring, step).judged
+    return Tuned(chosen, candidates, goal, reason, judged, len(images), (*notes, *grouped(session.notes)))
+
+
+class Modules(Workshop):
+    """Changes of a model as PyTorch modules, on the device and in the type of its weights.
+
+    Args:
+        baseline: the model, which is timed.
+        backbone: the same model with attentions that can be exchanged. It returns a plain tensor of logits.
+        batch, calibration: as in `Workshop`.
+    """
+
+    def __init__(self, baseline: nn.Module, backbone: nn.Module, batch: int, calibration: Tensor) -> None:
+        super().__init__(backbone, lambda change: change.build(backbone), batch, calibration, Path())
+        self.baseline = baseline
+
+    def prepare(self, variant: Variant) -> Prepared:
+        changed = self.module(variant.change)
+        return Prepared(changed, changed if variant.change else self.baseline)
+
+
+def _worth_timing(session: Session, proposals: Sequence[Proposal], points: int) -> list[Variant]:
+    """At most `points` of the proposals that were judged."""
+    judged = session.judgements()
+    known = [one for one in proposals if not one.change or Variant(one.change, EAGER) in judged]
+    drops = [0.0]
+    for one in known[1:]:
+        judgement, typical = judged[Variant(one.change, EAGER)]
+        drops.append(max(judgement.expected_drop, typical))
+    return [Variant(known[i].change, EAGER) for i in shortlist(known, drops, session.goal, points)[1:]]
+
+
+def _candidate(session: Session, outcome: Outcome, setting: Setting) -> Candidate:
+    """A candidate from its measurements."""
+    change = outcome.variant.change
+    whole, macs = (count(session.workshop.module(one), setting.size) for one in (session.original.change, change))
+    return Candidate(
+        change=change,
+        setting=setting,
+        cost=CostShare(macs.total / whole.total, macs.core / whole.core),
+        judged=outcome.judged,
+        typical_drop=outcome.typical_drop,
+        timed=outcome.timed,
+    )
 
 
 def _check_arguments(probe: int, points: int, budget: float, batch: int, accuracy: float | None) -> None:
@@ -157,9 +191,3 @@ def _check_arguments(probe: int, points: int, budget: float, batch: int, accurac
         raise UserError(f"batch={batch}: expected a batch size of 1 or more")
     if accuracy is not None and not 0 < accuracy < 100:
         raise UserError(f"accuracy={accuracy}: expected the model's top-1 in percent, between 0 and 100")
-
-
-def _benchmark(models: Sequence[nn.Module], images: Tensor, budget: float, progress: Progress) -> Timings:
-    """An interleaved benchmark of all models, the baseline first, for `budget` seconds each."""
-    calls = {str(i) if i else _BASELINE: forward_call(model, images) for i, model in enumerate(models)}
-    return benchmark(calls, budget * (len(models) - 1), progress, device_timer(images.device))

@@ -11,7 +11,8 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,10 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, unknown
+from ..export import int8_openvino
 from ..export.description import Description, describe
 from ..export.exporting import FORMATS, floats_of, write
 from ..export.file_model import FileModel
 from ..export.int8 import TensorBatches, quantise
+from ..export.int8_settings import Int8
 from ..export.runner import as_runner
 from ..measure.precision import PRECISIONS, check_precisions, unsupported
 from ..measure.runtime import find_runtimes
@@ -44,13 +47,23 @@ RUNTIMES = ("eager", "openvino", "onnx-kernels", "onnx")
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Where a model runs: a runtime and a precision."""
+    """Where a model runs: a runtime, a precision, and for int8 the layers that stay in floating point."""
 
     runtime: str = "eager"
     precision: str = "fp32"
+    floats: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.runtime} {self.precision}"
+        return f"{self.runtime} {self.precision_text}"
+
+    @property
+    def precision_text(self) -> str:
+        return f"{self.precision}, {len(self.floats)} layers in floating point" if self.floats else self.precision
+
+    @property
+    def kernels(self) -> bool | None:
+        """Whether its files use our kernels; None: where available."""
+        return _FORMATS[self.runtime][1]
 
     @property
     def format(self) -> str:
@@ -66,8 +79,12 @@ class Target:
 EAGER = Target()
 
 
-def targets(runtimes: Sequence[str] | None, precisions: Sequence[str] | None) -> tuple[list[Target], list[str]]:
+def targets(
+    runtimes: Sequence[str] | None, precisions: Sequence[str] | None, *, quick: bool = False
+) -> tuple[list[Target], list[str]]:
     """The targets of a search, eager fp32 first, and the reasons why others were left out.
+
+    A quick search takes the runtime that is mostly fastest, of those that are installed.
 
     A runtime or precision that is asked for by name and exists nowhere here raises `UserError`.
     """
@@ -90,8 +107,11 @@ def targets(runtimes: Sequence[str] | None, precisions: Sequence[str] | None) ->
                 found.append(target)
             elif precision in known.precisions or precisions:
                 reasons.append(f"{target}: {why}")
+    if quick and runtimes is None:
+        fastest = next((one.runtime for one in found[1:] if one.runtime != EAGER.runtime), EAGER.runtime)
+        found = [one for one in found if one.runtime in (EAGER.runtime, fastest)]
     if runtimes is None and Target("onnx-kernels") in found:  # with our kernels, ONNX Runtime is not slower
-        found.remove(Target("onnx"))
+        found = [one for one in found if one != Target("onnx")]
     found = list(dict.fromkeys(found))
     if precisions and not any(one.precision in precisions for one in found[1:] or found):
         raise UserError(f"nothing can run in {' or '.join(precisions)} here: {'; '.join(reasons)}")
@@ -110,8 +130,18 @@ class Variant:
 
     @property
     def key(self) -> str:
-        """A short name for files."""
-        return hashlib.blake2b(str(self).encode(), digest_size=8).hexdigest()
+        """A short name for files and logs."""
+        text = " ".join([str(self), *self.target.floats])
+        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+    @property
+    def source(self) -> Variant | None:
+        """The variant whose file this one's is made of: the file before quantisation or before layers returned to
+        floating point. None if the file is written from the model."""
+        runtime, precision = self.target.runtime, self.target.precision
+        if precision == "fp32" or not self.target.format:
+            return None
+        return Variant(self.change, Target(runtime, "int8") if self.target.floats else Target(runtime))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,17 +178,35 @@ class Workshop:
         return self.build(change).eval() if change else self.model
 
     def prepare(self, variant: Variant) -> Prepared:
-        """Write and open the variant's file, or take the one that was written before."""
-        target, module = variant.target, self.module(variant.change)
+        """Open the variant's file, which is written if it was not before."""
+        target = variant.target
         if not target.format:
-            runner = as_runner(module, target.runtime, precision=target.precision)
+            runner = as_runner(self.module(variant.change), target.runtime, precision=target.precision)
             return Prepared(partial(_last, runner.run), runner.run)
+        file = self.file(variant)
+        run = target.module.open_raw(file, floats=floats_of(target.format, target.precision))
+        return Prepared(FileModel(run, self.describe(variant)), run, file)
+
+    def file(self, variant: Variant) -> Path:
+        """The variant's file, which is written if it was not before."""
+        target = variant.target
         folder = self.folder / f"{target.runtime}-{target.precision}-{variant.key}"
         file = folder / f"model{target.module.SUFFIX}"
         if not file.is_file():
-            self._write(module, target, folder)
-        run = target.module.open_raw(file, floats=floats_of(target.format, target.precision))
-        return Prepared(FileModel(run, self.describe(variant)), run, file)
+            source = None if variant.source is None else self.file(variant.source)
+            with _renamed(folder) as temporary:
+                self._write(variant, temporary / file.name, source)
+        return file
+
+    def hasty(self, variant: Variant, images: int = 4) -> Prepared:
+        """An int8 variant that is calibrated on a few images: as fast as with many, and no good for predictions."""
+        source, target = self.file(variant.source or variant), variant.target
+        with tempfile.TemporaryDirectory(prefix="attendless-") as folder:
+            file = Path(folder) / source.name
+            _copy(target.module.files(source), file.parent)
+            quantise(target.format, file, TensorBatches(self.calibration[: images * self.batch], self.batch))
+            run = target.module.open_raw(file, floats=floats_of(target.format, target.precision))
+        return Prepared(FileModel(run, self.describe(variant)), run)
 
     def describe(self, variant: Variant) -> Description:
         """The description that the variant's file gets when it is saved."""
@@ -168,18 +216,35 @@ class Workshop:
         floats = floats_of(target.format, target.precision)
         return dataclasses.replace(about, int8=target.precision == "int8", floats=floats)
 
-    def _write(self, module: nn.Module, target: Target, folder: Path) -> None:
-        """Write the file in a temporary folder, which then gets its name: a killed search leaves no partial file."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=self.folder, prefix=".writing-"))
-        try:
-            file = temporary / f"model{target.module.SUFFIX}"
-            write(module, file, batch=self.batch, format=target.format, kernels=_FORMATS[target.runtime][1])
-            if target.precision == "int8":
-                quantise(target.format, file, TensorBatches(self.calibration, self.batch))
-            os.replace(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+    def _write(self, variant: Variant, file: Path, source: Path | None) -> None:
+        target = variant.target
+        if source is None:
+            module = self.module(variant.change)
+            write(module, file, batch=self.batch, format=target.format, kernels=target.kernels)
+            return
+        _copy(target.module.files(source), file.parent)
+        if target.floats and target.format == "openvino":
+            int8_openvino.to_floats(file, self.file(Variant(variant.change, Target(target.runtime))), target.floats)
+        elif target.precision == "int8":
+            how = Int8(floats=target.floats)
+            quantise(target.format, file, TensorBatches(self.calibration, self.batch), how)
+
+
+@contextmanager
+def _renamed(folder: Path) -> Iterator[Path]:
+    """A temporary folder that gets its name at the end: a killed search leaves no partial file."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".writing-"))
+    try:
+        yield temporary
+        os.replace(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _copy(files: Sequence[Path], folder: Path) -> None:
+    for file in files:
+        shutil.copy2(file, folder / file.name)
 
 
 def _last(run: Callable[[Tensor], tuple[Tensor, ...]], images: Tensor) -> Tensor:

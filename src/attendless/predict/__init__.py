@@ -1,4 +1,4 @@
-"""Pictures in, answers out: from a model or an exported file, here or on a cluster."""
+"""Classification of image files with a model or an exported file, on this machine or on a cluster."""
 
 from .answers import Answer
 from .model import Card, Opening, Predictor

@@ -1,4 +1,4 @@
-"""A row of numbers as an answer: the likeliest classes with their probabilities, and the features."""
+"""From a row of outputs to a prediction: the most probable classes with probabilities, and the features."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a model says of one picture, the likeliest class first; or why the picture could not be read."""
+    """The prediction for one image, most probable class first; or the reason why the image could not be read."""
 
     image: str
     classes: tuple[int, ...] = ()
@@ -23,7 +23,7 @@ class Answer:
     error: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON: what there is of it."""
+        """The fields that are set, for JSON."""
         found: dict[str, Any] = {"image": self.image}
         if self.error is not None:
             return found | {"error": self.error}
@@ -34,10 +34,10 @@ class Answer:
 
 
 def read_answers(rows: Tensor, images: Sequence[str], names: Sequence[str], topk: int) -> list[Answer]:
-    """Rows [B, scores + features] as answers. One that is not a number is an error: it says nothing."""
+    """Rows [B, scores + features] as predictions; NaN or infinity raises `UserError`."""
     sound = rows.isfinite().all(1).tolist()
     if not all(sound):
-        raise UserError(f"the model answers image {images[sound.index(False)]!r} with NaN or infinity")
+        raise UserError(f"the model returns NaN or infinity for image {images[sound.index(False)]!r}")
     best = rows[:, : len(names)].softmax(1).topk(min(topk, len(names)), dim=1)
     extra = rows[:, len(names) :].tolist()
     return [

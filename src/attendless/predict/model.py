@@ -1,4 +1,4 @@
-"""A model opened to answer: how any process opens the same one, and what is known of it without it."""
+"""A model opened for prediction: a description from which any process opens the same model, and its metadata."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch import Tensor, nn
 
 from ..convert import open_model
 from ..convert.source import random_weights
+from ..data.names import names_of
 from ..data.preprocessing import evaluation_transform
 from ..errors import UserError
 from ..export.description import Description, describe
 from ..export.folder import deployed
 from ..export.runner import OPENERS, Runner, open_runner
 from ..plugins import load_plugins
-from .names import names_of
 
 
 @dataclasses.dataclass(frozen=True)
 class Card:
-    """What there is to know of an opened model: enough to prepare pictures for it and to read its answers.
+    """Metadata of an opened model, for preprocessing images and reading its outputs.
 
-    An answer is one row of numbers: `scores` logits, then `features`. `random`: nobody has trained it.
+    An output is one row of numbers: `scores` logits, then `features`. `random`: the weights are random.
     """
 
     description: Description
@@ -37,17 +37,17 @@ class Card:
     random: bool
 
     def preparation(self) -> Callable[[Image.Image], np.ndarray]:
-        """timm's evaluation transform as far as it works on pixels: a picture → [H, W, C], of bytes.
+        """The part of timm's evaluation transform that works on pixels: an image → bytes [H, W, C].
 
-        The rest, from bytes to what the model takes, is arithmetic on a whole batch and the predictor's: the threads
-        that prepare pictures then compute nothing in PyTorch, whose own threads would come on top of them.
+        The predictor scales and normalises whole batches. So the threads that decode images run no PyTorch operations,
+        which would start threads of their own.
         """
         config = self.description.data_config()
         steps = evaluation_transform(config, normalize=False).transforms[:-1]
         mode = {1: "L", 3: "RGB"}.get(self.description.channels)
         if mode is None:
             raise UserError(
-                f"{self.description.model} takes images of {self.description.channels} channels, not pictures"
+                f"{self.description.model} takes inputs of {self.description.channels} channels: expected 1 or 3"
             )
 
         def prepare(picture: Image.Image) -> np.ndarray:
@@ -64,10 +64,10 @@ class Card:
 
 @dataclasses.dataclass(frozen=True)
 class Opening:
-    """All it takes to open a model, in plain values, so that any process on any machine opens the same.
+    """A model and its settings in plain values, from which any process on any machine opens the same model.
 
-    Attentions are put in as asked, also where they do not pay. Random weights are drawn from a fixed seed. With
-    `features` the answers hold what stands before the classifier too; an exported file gives what it was exported for.
+    Every layer gets the given attention, even where it is slower. Random weights are drawn from a fixed seed. With
+    `features`, outputs include the input of the classifier; an exported file returns what it was exported for.
     """
 
     model: str
@@ -117,7 +117,7 @@ class Opening:
 
 
 class Predictor:
-    """A model that answers batches of any number of pictures."""
+    """Computes the outputs of a model for batches of any size."""
 
     def __init__(self, runner: Runner, *, features: bool = False, random: bool = False) -> None:
         self.runner = runner
@@ -126,13 +126,13 @@ class Predictor:
         first = self(torch.zeros(1, *described.size, described.channels, dtype=torch.uint8))
         scores = 0 if described.features else described.classes
         if not scores and not (features or described.features):
-            raise UserError(f"{described.model} has no classifier: --features gives what it computes instead")
+            raise UserError(f"{described.model} has no classifier: give --features to get its features")
         if scores and features and first.shape[1] == scores:
-            raise UserError(f"{described.model} was exported to give answers, without features: export it for those")
+            raise UserError(f"{described.model} was exported without features: export it with --features")
         self.card = Card(described, runner.runtime, scores, first.shape[1] - scores, random)
 
     def __call__(self, pixels: Tensor) -> Tensor:
-        """Prepared pictures [B, H, W, C] → answers [B, scores + features]."""
+        """Preprocessed images [B, H, W, C] → outputs [B, scores + features]."""
         images = pixels.permute(0, 3, 1, 2).contiguous().float().div_(255).sub_(self.mean).div_(self.std)
         at_once = self.runner.batch or len(images)
         return torch.cat([self._rows(part) for part in images.split(at_once)])
@@ -148,15 +148,15 @@ class Predictor:
         return torch.cat([part[:count].float() for part in found], 1)
 
     def _computed(self, count: int) -> int:
-        """How many images are computed for `count`: a compiled model is compiled anew for each number it meets, so it
-        meets powers of two alone."""
+        """The batch size for `count` images. A model is compiled again for each batch size, so compiled models use
+        powers of two only."""
         if self.runner.batch is not None:
             return self.runner.batch
         return 1 << (count - 1).bit_length() if self.runner.runtime == "compile" else count
 
 
 class _Both(nn.Module):
-    """A classifier's logits, and what it computed them from, in one pass."""
+    """Logits of a classifier and their features, from one forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ def _with_features(model: Any, name: str, runtime: str | None) -> Runner:
     if runtime not in (None, "eager", "compile"):
         raise UserError(f"{name!r} is not an exported file: `attendless export --features` makes one for {runtime}")
     if not hasattr(model, "forward_head"):
-        raise UserError(f"{name!r} does not say what it computes before its classifier: no --features of it")
+        raise UserError(f"{name!r} has no forward_head, so --features is not available")
     both = _Both(model).eval()
     called = torch.compile(both, dynamic=False) if runtime == "compile" else both
 

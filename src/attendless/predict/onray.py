@@ -1,7 +1,7 @@
-"""Shards on a Ray cluster, by Ray Data: a pool of processes, each with the model, takes one shard after the other.
+"""Shards on a Ray cluster with Ray Data: a pool of processes, each with the model, computes one shard after the other.
 
-A process or machine that is lost loses no more than the shard it was at: Ray starts another and gives it that shard
-again. Pictures, model and results must be on a file system that all machines share.
+If a process or machine is lost, Ray starts another one with the same shard. Images, model and results must be on a file
+system that all machines share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .shards import Plan, Shard, compute
 
 
 class Worker:
-    """A process of the cluster that has opened the model."""
+    """A process of the cluster that holds the model."""
 
     def __init__(self, opening: Opening, batch: int, topk: int, policy: str) -> None:
         load_plugins(opening.plugins)  # the policy may name a backend of a plug-in
@@ -35,7 +35,7 @@ class Worker:
 
 
 def compute_on_ray(address: str, plan: Plan, shards: Sequence[Shard]) -> Iterator[int]:
-    """How many pictures each shard had, as they are done, in any order."""
+    """Yield the number of images of each shard as it is finished, in any order."""
     if not shards:
         return
     threads = plan.opening.threads or 1
@@ -55,7 +55,7 @@ def compute_on_ray(address: str, plan: Plan, shards: Sequence[Shard]) -> Iterato
 
 
 def _from_anywhere(opening: Opening) -> Opening:
-    """The same with its files named so that a process in another folder finds them."""
+    """`opening` with absolute paths, for processes with another working directory."""
     names = {name: getattr(opening, name) for name in ("model", "weights", "predictor")}
     files = {name: os.path.abspath(path) for name, path in names.items() if path and os.path.exists(path)}
     return dataclasses.replace(opening, **files)

@@ -1,4 +1,4 @@
-"""IMAGE|DIR… as the command line takes it: which files are meant."""
+"""The image files that IMAGE|DIR… arguments refer to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from ..errors import UserError
 
 
 def find_pictures(places: Sequence[str | Path]) -> tuple[str, ...]:
-    """Files as they are given, of folders every picture below them, sorted; each once."""
+    """The given files, and all images below the given folders, sorted; each once.
+
+    Raises:
+        UserError: A path does not exist, or a folder contains no images.
+    """
     found: dict[str, None] = {}
     for place in places:
         path = Path(place).expanduser()

@@ -1,4 +1,4 @@
-"""Pictures from files through a model, in order: prepared in threads while the model computes."""
+"""Prediction for image files in order; threads decode the next batches while the model computes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from ..stamp import cores
 from .answers import Answer, read_answers
 from .model import Predictor
 
-#: Batches that are prepared ahead of the one being computed.
+#: Batches that are prepared in advance.
 AHEAD = 2
 
 
 def predict(predictor: Predictor, images: Sequence[str], *, batch: int = 32, topk: int = 5) -> Iterator[list[Answer]]:
-    """The answers of each batch, in the order of the files. One that cannot be read has an error in its answer."""
+    """Yield the predictions of each batch, in the order of the files.
+
+    Args:
+        predictor: The opened model.
+        images: Paths of image files. For an unreadable file, the `error` of its prediction is set.
+        batch: Images per forward pass.
+        topk: Classes per image.
+    """
     prepare, names = predictor.card.preparation(), predictor.card.names()
 
     def load(path: str) -> np.ndarray | str:
@@ -40,7 +47,7 @@ def predict(predictor: Predictor, images: Sequence[str], *, batch: int = 32, top
 def _ahead(
     load: Callable[[str], np.ndarray | str], images: Sequence[str], batch: int
 ) -> Iterator[tuple[Sequence[str], list[np.ndarray | str]]]:
-    """Each batch of names with what was loaded of it, while the next ones are being loaded."""
+    """Yield each batch of paths with the loaded images, while threads load the next batches."""
     with ThreadPoolExecutor(cores()) as pool:
         waiting: deque[tuple[Sequence[str], list[Future[np.ndarray | str]]]] = deque()
         try:

@@ -1,11 +1,11 @@
-"""Answers as Parquet in a folder, shard by shard: what is there whole is not computed again.
+"""Predictions as Parquet files in a folder, one per shard; finished shards are not computed again.
 
-    DIR/_plan.json                     what is computed, of which pictures: another command does not write into it
-    DIR/part-00012-of-00345.parquet    the pictures of one shard, in order; its name follows from the plan
+    DIR/_plan.json                     settings and images; a command with other settings refuses the folder
+    DIR/part-00012-of-00345.parquet    the images of one shard, in order; the name follows from the plan
 
-A shard appears under its name once all of it is on disk. So any process may be lost at any moment, and whoever gives
-the command again computes what is missing. Columns: `image`, `error` (why it could not be read, or null), `class`,
-`name` and `probability` (lists, the likeliest first), `features`.
+A shard gets its name when it is complete on disk. So a process can be lost at any time, and the same command computes
+the missing shards. Columns: `image`, `error` (why the image could not be read, or null), `class`, `name` and
+`probability` (lists, most probable first), `features`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .answers import Answer
 from .model import Opening, Predictor
 from .run import predict
 
-#: Readers of Parquet folders pass over what begins with an underscore.
+#: Readers of Parquet folders skip names that begin with an underscore.
 PLAN = "_plan.json"
 FORMAT = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """A part of the work, in plain values: its file, and the pictures whose answers belong there."""
+    """A part of the job: its output file and its images."""
 
     path: str
     images: tuple[str, ...]
@@ -40,7 +40,7 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What is computed, of which pictures, and how it is cut."""
+    """A job: model, images, and the size of batches and shards."""
 
     opening: Opening
     images: tuple[str, ...]
@@ -60,7 +60,7 @@ class Plan:
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """What makes it the same work: not how many threads carry it out."""
+        """The settings that determine the results; threads and plug-ins are not part of them."""
         opening = dataclasses.asdict(self.opening)
         del opening["threads"], opening["plugins"]
         files = [name for name in (self.opening.model, self.opening.weights, self.opening.predictor) if name]
@@ -77,7 +77,7 @@ class Plan:
 
 
 def begin(plan: Plan, folder: str | Path) -> list[Shard]:
-    """Make the folder, or find it again, and say which shards are missing. Another plan's folder is refused."""
+    """Create or reopen the folder, and return the missing shards; raises if the folder belongs to another plan."""
     need("cluster", "pyarrow")
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -86,7 +86,7 @@ def begin(plan: Plan, folder: str | Path) -> list[Shard]:
     if path.is_file():
         _check_same(folder, path, wanted)
     elif folder.is_dir() and any(folder.iterdir()):
-        raise UserError(f"--out {str(folder)!r} holds files that are no results of `predict`: give an empty folder")
+        raise UserError(f"--out {str(folder)!r} contains files that `predict` did not write: give an empty folder")
     else:
         with atomic(path) as temporary:
             temporary.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
@@ -94,7 +94,7 @@ def begin(plan: Plan, folder: str | Path) -> list[Shard]:
 
 
 def compute(predictor: Predictor, shard: Shard, *, batch: int, topk: int) -> int:
-    """Answer the pictures of one shard and write them; how many they were."""
+    """Compute and write the predictions of one shard; returns the number of images."""
     answers = [answer for part in predict(predictor, shard.images, batch=batch, topk=topk) for answer in part]
     write(shard.path, answers, features=predictor.card.features)
     return len(answers)
@@ -106,7 +106,7 @@ def compute_here(predictor: Predictor, plan: Plan, shards: Sequence[Shard]) -> I
 
 
 def unreadable(shards: Sequence[Shard]) -> list[str]:
-    """Why pictures could not be read, out of the shards' own files."""
+    """The reasons why images could not be read, from the files of the shards."""
     from pyarrow import parquet
 
     found: list[str] = []
@@ -143,13 +143,13 @@ def _check_same(folder: Path, path: Path, wanted: dict[str, Any]) -> None:
         raise UserError(f"--out {str(folder)!r}: its {PLAN} is damaged; give another folder") from None
     if different:
         raise UserError(
-            f"--out {str(folder)!r} holds the results of another command, with another {' and '.join(different)}: "
-            "give that one again, or another folder"
+            f"--out {str(folder)!r} contains the results of a command with another {' and '.join(different)}: "
+            "repeat that command, or give another folder"
         )
 
 
 def _text(text: str) -> str:
-    """A file's name need not be text; what is not, is written as \\x.."""
+    """A file name as valid UTF-8; other bytes are written as \\x.."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""A small server: a picture in, answers out, in batches."""
+"""An HTTP server for image classification with dynamic batching."""
 
 from .run import serve
 from .settings import Settings

@@ -1,4 +1,4 @@
-"""The server's addresses: POST /predict, and GET /, /health, /metrics."""
+"""The endpoints of the server: POST /predict, and GET /, /health, /metrics."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ PAGE = Path(__file__).with_name("page.html")
 
 
 class Desk:
-    """Takes requests in, as many at once as there is room for, and gives their answers out."""
+    """Accepts requests up to the limit of the queue, decodes images in threads, and returns predictions."""
 
     def __init__(self, engine: Engine, card: Card, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
         self.prepare, self.names = card.preparation(), card.names()
-        decoders = max(1, cores() - engine.count * engine.threads)  # the cores the model leaves
-        self.pool = ThreadPoolExecutor(decoders, "attendless picture", initializer=_behind_the_model)
+        decoders = max(1, cores() - engine.count * engine.threads)  # the cores that the model leaves free
+        self.pool = ThreadPoolExecutor(decoders, "attendless image", initializer=_behind_the_model)
         self.inside = 0
 
     async def answer(self, request: Request, topk: int) -> dict[str, Any]:
         if self.inside >= self.settings.queue:
-            raise Refused(503, f"{self.inside} requests are being served, as many as there is room for: try again")
+            raise Refused(503, f"the queue is full ({self.inside} requests): try again")
         self.inside += 1
         try:
             body = await read_body(request, self.settings.most_bytes)
@@ -57,13 +57,13 @@ class Desk:
         return {name: value for name, value in found.as_dict().items() if name != "image"}
 
     def _submit(self, body: bytes) -> Future[Tensor]:
-        """In a thread: decode, prepare, queue."""
+        """Decode, preprocess and queue an image; runs in a thread."""
         return self.engine.submit(self.prepare(read_picture(body, self.settings.most_pixels)))
 
 
 def _behind_the_model() -> None:
-    """Where cores are short, the model comes first: a thread that prepares pictures for its next batch can wait."""
-    if sys.platform == "linux":  # where it is the thread's own priority; elsewhere it is the process's
+    """Lower the priority of a decoding thread, so that decoding does not slow the model down."""
+    if sys.platform == "linux":  # on Linux the priority is per thread, elsewhere per process
         os.nice(10)
 
 
@@ -75,13 +75,13 @@ def make_app(engine: Engine, card: Card, desk: Desk, metrics: Metrics) -> Any:
 
     @app.post("/predict")
     async def predict(request: Request, topk: Annotated[int, Query(ge=1, le=10_000)] = settings.topk) -> JSONResponse:
-        """A picture, as the body or as a file of a form → the likeliest classes, or features."""
+        """Classify an image, given as the body or as a file of a form."""
         return JSONResponse({"model": about["model"], **await desk.answer(request, topk)})
 
     @app.get("/health")
     async def health() -> JSONResponse:
         alive = engine.alive()
-        found = {"status": "ok" if alive else "a worker is being started", "workers": alive, **about}
+        found = {"status": "ok" if alive else "starting a worker", "workers": alive, **about}
         return JSONResponse(found, 200 if alive else 503)
 
     @app.get("/metrics")
@@ -98,7 +98,7 @@ def make_app(engine: Engine, card: Card, desk: Desk, metrics: Metrics) -> Any:
 
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> JSONResponse:
-        # What was not read of a body would be taken for the next request.
+        # The unread part of a body would be parsed as the next request.
         more = {"Connection": "close"} if error.status in (408, 413, 503) else {}
         again = {"Retry-After": "1"} if error.status == 503 else {}
         return wrong(error.status, "overload" if error.status == 503 else "picture", error.reason, **more, **again)
@@ -109,7 +109,7 @@ def make_app(engine: Engine, card: Card, desk: Desk, metrics: Metrics) -> Any:
 
     @app.exception_handler(ClientDisconnect)
     async def gone(request: Request, error: ClientDisconnect) -> JSONResponse:
-        return wrong(400, "gone", "the client left before its picture had arrived")
+        return wrong(400, "gone", "the client disconnected before the whole image arrived")
 
     @app.exception_handler(RequestValidationError)
     async def unfit(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -119,7 +119,7 @@ def make_app(engine: Engine, card: Card, desk: Desk, metrics: Metrics) -> Any:
     @app.exception_handler(HTTPException)
     async def other(request: Request, error: HTTPException) -> JSONResponse:
         asked = f"{request.method} {request.url.path[:100]}"
-        text = f"{error.detail}: {asked}; there are POST /predict, GET /, GET /health and GET /metrics"
+        text = f"{error.detail}: {asked}; expected POST /predict, GET /, GET /health or GET /metrics"
         return wrong(error.status_code, "request", text, **(error.headers or {}))
 
     known = KnownHosts(app, (settings.host, *settings.allow_host))
@@ -142,14 +142,14 @@ def _about(card: Card) -> dict[str, Any]:
 
 def _page(about: dict[str, Any], settings: Settings, card: Card) -> str:
     rows = {
-        "model": about["model"] + (" (random weights: its answers mean nothing)" if card.random else ""),
+        "model": about["model"] + (" (random weights: predictions are meaningless)" if card.random else ""),
         "attention": about["attention"],
         "tokens": about["tokens_spec"] or "all",
         "runtime": about["runtime"],
         "images": f"{size_text(card.description.size)} px",
         "answers": f"{card.scores:,} classes" if card.scores else "none",
         "features": f"{card.features} numbers" if card.features else "none",
-        "takes": f"{', '.join(FORMATS)} up to {settings.max_mb:g} MB and {settings.max_megapixels:g} million pixels",
+        "takes": f"{', '.join(FORMATS)} up to {settings.max_mb:g} MB and {settings.max_megapixels:g} megapixels",
     }
     cells = "\n".join(f"<tr><th>{key}</th><td>{html.escape(str(value))}</td></tr>" for key, value in rows.items())
     return PAGE.read_text(encoding="utf-8").replace("{rows}", cells)

@@ -1,8 +1,8 @@
-"""HTTP connections with two limits: the head of a request must arrive in time, and a client that is still sending when
-its request is refused can read why.
+"""HTTP connections with two limits: the headers of a request must arrive in time, and a client that is still sending a
+refused request gets a few seconds to read the response.
 
-A connection that is closed while bytes of the client are unread is reset by the system, and the client may lose the
-answer. So the server ends its own side, discards what the client still sends, and closes the connection when the
+The system resets a connection that is closed while bytes of the client are unread, and the client may lose the
+response. So the server closes its own side, discards what the client still sends, and closes the connection when the
 client does, or after a few seconds.
 """
 
@@ -14,12 +14,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-#: Seconds that a client may take to send the head of a request, and to read the answer to a request that is refused.
+#: Seconds that a client has to send the headers of a request, and to read the response to a refused request.
 TO_SEND_HEAD, TO_READ = 10.0, 5.0
 
 
 class Lingering:
-    """A transport that closes at once if everything was read (`unread` returns False), else by and by."""
+    """A transport that closes at once if everything was read (`unread` returns False), otherwise after a delay."""
 
     def __init__(self, transport: Any, unread: Callable[[], bool]) -> None:
         self._transport, self._unread, self.lingers = transport, unread, False
@@ -36,13 +36,13 @@ class Lingering:
             return
         self.lingers = True
         self._transport.write_eof()
-        with contextlib.suppress(RuntimeError):  # it was not paused
+        with contextlib.suppress(RuntimeError):  # raised if reading was not paused
             self._transport.resume_reading()
         asyncio.get_running_loop().call_later(TO_READ, self._transport.abort)
 
 
 def limited(protocol: Any) -> Any:
-    """A protocol of uvicorn with both limits."""
+    """A uvicorn protocol class with both limits."""
 
     class Limited(protocol):
         head_due: asyncio.TimerHandle | None = None
@@ -64,7 +64,7 @@ def limited(protocol: Any) -> Any:
             return self.cycle is not None and self.cycle.more_body
 
         def _expect_head(self) -> None:
-            """Start the timer unless it runs or a request is being answered; stop it once a head is there."""
+            """Start the timer unless it runs or a request is in progress; stop it when the headers are complete."""
             answering = self.cycle is not None and not self.cycle.response_complete
             if answering:
                 self._forget_head()
@@ -80,7 +80,7 @@ def limited(protocol: Any) -> Any:
             self.head_due = None
             if self.transport.is_closing():
                 return
-            body = json.dumps({"error": f"the request's head did not arrive within {TO_SEND_HEAD:g} seconds"})
+            body = json.dumps({"error": f"the headers did not arrive within {TO_SEND_HEAD:g} seconds"})
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
             self.transport.write(f"HTTP/1.1 408 Request Timeout\r\n{head}\r\n\r\n{body}".encode())
             self.transport.close()

@@ -1,7 +1,7 @@
-"""Dynamic batching over supervised workers: pictures from any thread become batches, batches answers.
+"""Dynamic batching over supervised worker processes: images from any thread → batches → predictions.
 
-Each worker has a thread that takes what is ready: at once if a whole batch is there, otherwise after waiting a moment
-for more. While a worker computes, the next batch gathers. A worker that dies is started anew and given its batch again.
+Each worker has a thread that collects a batch: it takes a full batch at once, and otherwise waits briefly for more
+images. While a worker computes, the next batch fills. If a worker dies, the thread starts another with the same batch.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ..stamp import cores
 from .slots import Shape, Slots
 from .worker import Lost, Worker
 
-#: How often a batch is given to a worker that does not survive it.
+#: Attempts to compute a batch whose worker dies.
 ATTEMPTS = 3
-#: Seconds: how often an idle worker is looked after, and the longest pause before one is started again.
+#: Seconds between checks of an idle worker, and the longest pause before a restart.
 LOOK, LONGEST_PAUSE = 0.25, 5.0
 
 
 class Failed(Exception):
-    """The model could not answer; the text says why."""
+    """The model failed on a batch; the message gives the cause."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class _Job:
 
 
 class Engine:
-    """`submit` a prepared picture, get the future of its answer."""
+    """Computes predictions: `submit` takes a preprocessed image and returns the future of its prediction."""
 
     def __init__(
         self,
@@ -54,10 +54,10 @@ class Engine:
         on_batch: Callable[[int, float], None] = lambda size, seconds: None,
         on_restart: Callable[[], None] = lambda: None,
     ) -> None:
-        # HTTP and decoding keep a core to themselves.
+        # One core remains for HTTP and decoding.
         self.threads = opening.threads or max(1, (cores() - 1) // workers)
         self.opening = dataclasses.replace(opening, threads=self.threads)
-        self.policy = policy()  # threads that restart a worker have none of their own
+        self.policy = policy()  # the policy is thread-local, and other threads restart workers
         self.batch, self.wait, self.count = batch, wait_ms / 1000, workers
         self.on_batch, self.on_restart = on_batch, on_restart
         self.ready: queue.Queue[_Job | None] = queue.Queue()
@@ -70,7 +70,7 @@ class Engine:
         try:
             *_, self.card = [worker.card() for worker in workers]
             found = self.card.description
-            # One batch being computed and one being gathered for each worker, and what the threads prepare.
+            # For each worker a batch in progress and the next one, and the images that threads are decoding.
             places = 2 * self.batch * self.count + cores()
             shape = Shape(places, (*found.size, found.channels), self.card.scores + self.card.features)
             self.slots = Slots(shape)
@@ -81,7 +81,7 @@ class Engine:
                 worker.end()
             if isinstance(error, UserError):
                 raise
-            raise UserError("the process that opens the model died, perhaps for want of memory") from None
+            raise UserError("the process that opens the model died, perhaps for lack of memory") from None
         for place in range(places):
             self.free.put(place)
         self.lines = [_Line(self, worker) for worker in workers]
@@ -90,23 +90,23 @@ class Engine:
         return self.card
 
     def submit(self, pixels: np.ndarray) -> Future[Tensor]:
-        """Queue one prepared picture [H, W, C]. Waits while every place is taken."""
+        """Queue one preprocessed image [H, W, C]. Waits while all slots are in use."""
         job = _Job(self.free.get(), Future())
-        job.answer.set_running_or_notify_cancel()  # whoever loses interest does not disturb its batch
+        job.answer.set_running_or_notify_cancel()  # a cancelled request must not affect its batch
         self.slots.pictures[job.place].numpy()[:] = pixels
         self.ready.put(job)
         return job.answer
 
     def alive(self) -> int:
-        """Workers that are there to answer."""
+        """Number of workers that are running."""
         return sum(line.answering for line in self.lines)
 
     def processes(self) -> list[int]:
-        """The process numbers of the workers."""
+        """The process IDs of the workers."""
         return [line.worker.process.pid or 0 for line in self.lines if line.answering]
 
     def stop(self) -> None:
-        """Answer what has been submitted, then let the workers go."""
+        """Finish all submitted images, then stop the workers."""
         for _ in self.lines:
             self.ready.put(None)
         for line in self.lines:
@@ -115,7 +115,7 @@ class Engine:
 
 
 class _Line(threading.Thread):
-    """One worker's thread: gathers, has computed, starts again what died."""
+    """The thread of one worker: collects batches, sends them to the worker, and restarts the worker if it dies."""
 
     def __init__(self, engine: Engine, worker: Worker) -> None:
         super().__init__(name="attendless worker", daemon=True)
@@ -131,7 +131,7 @@ class _Line(threading.Thread):
         self.worker.end(patience=5.0)
 
     def _gather(self) -> tuple[list[_Job], bool]:
-        """The next batch, and whether to go on after it."""
+        """The next batch, and whether to continue after it."""
         first = self._first()
         if first is None:
             return [], False
@@ -155,7 +155,7 @@ class _Line(threading.Thread):
                     self._restart()
 
     def _compute(self, jobs: list[_Job]) -> str | None:
-        """Have a batch computed: nothing once its answers are there, or what went wrong."""
+        """Compute a batch; returns None on success, else an error message."""
         places = [job.place for job in jobs]
         for _ in range(ATTEMPTS):
             began = time.perf_counter()
@@ -166,7 +166,7 @@ class _Line(threading.Thread):
                 continue
             self.engine.on_batch(len(jobs), time.perf_counter() - began)
             return wrong
-        return f"the model's process died, or could not be started, {ATTEMPTS} times over this batch"
+        return f"the worker process died, or could not be started, {ATTEMPTS} times with this batch"
 
     def _settle(self, jobs: list[_Job], wrong: str | None) -> None:
         answers = self.engine.slots.answers[[job.place for job in jobs]]
@@ -176,13 +176,12 @@ class _Line(threading.Thread):
             if wrong is not None:
                 job.answer.set_exception(Failed(wrong))
             elif not torch.isfinite(answer).all():
-                job.answer.set_exception(Failed("the model answers this picture with NaN or infinity"))
+                job.answer.set_exception(Failed("the model returns NaN or infinity for this image"))
             else:
                 job.answer.set_result(answer)
 
     def _restart(self) -> None:
-        """Try to put another worker in the place of one that died; one that cannot open the model is tried again later,
-        after a longer pause each time."""
+        """Replace a worker that died. If the new one cannot open the model, try again later, with increasing pauses."""
         self.answering = False
         self.worker.end()
         time.sleep(self.pause)

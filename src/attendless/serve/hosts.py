@@ -1,8 +1,8 @@
-"""The names under which a server answers, against DNS rebinding.
+"""Host names of a server, as a protection against DNS rebinding.
 
-A web page of an attacker can let its own name point at 127.0.0.1, and the browser then takes this server for a part of
-the page. The browser still sends the attacker's name in the header `Host`. So requests must name this server by an IP
-address, `localhost`, or a name that was given.
+The name of an attacker's web page can resolve to 127.0.0.1, and the browser then treats this server as part of the
+page. The browser still sends the attacker's name in the header `Host`. So requests must name this server by an IP
+address, `localhost`, or a configured name.
 """
 
 from __future__ import annotations

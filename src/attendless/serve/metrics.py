@@ -1,4 +1,4 @@
-"""What the server counts, as Prometheus reads it."""
+"""Prometheus metrics of the server."""
 
 from __future__ import annotations
 
@@ -14,21 +14,17 @@ class Metrics:
     def __init__(self, batch: int, inside: Callable[[], float], workers: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
         of: Any = {"registry": self.registry}
-        self.requests = Counter(
-            "attendless_requests", "Requests, by the status they were answered with", ["status"], **of
-        )
-        self.errors = Counter(
-            "attendless_errors", "Requests answered with an error, by its reason's kind", ["kind"], **of
-        )
+        self.requests = Counter("attendless_requests", "Requests by status", ["status"], **of)
+        self.errors = Counter("attendless_errors", "Failed requests by kind of error", ["kind"], **of)
         self.latency = Histogram(
-            "attendless_latency_seconds", "From a request's head to its answer", buckets=SECONDS, **of
+            "attendless_latency_seconds", "Time from the headers of a request to its response", buckets=SECONDS, **of
         )
         sizes = sorted({1, 2, 4, 8, 16, 32, 64, 128, batch} & set(range(1, batch + 1)))
-        self.batches = Histogram("attendless_batch_size", "Pictures the model computed at once", buckets=sizes, **of)
-        self.model = Histogram("attendless_model_seconds", "A batch's time in the model", buckets=SECONDS, **of)
-        self.restarts = Counter("attendless_worker_restarts", "Workers started in the place of one that died", **of)
-        Gauge("attendless_requests_inside", "Requests being served now", **of).set_function(inside)
-        Gauge("attendless_workers", "Workers that can answer now", **of).set_function(workers)
+        self.batches = Histogram("attendless_batch_size", "Images per forward pass", buckets=sizes, **of)
+        self.model = Histogram("attendless_model_seconds", "Time of a batch in the model", buckets=SECONDS, **of)
+        self.restarts = Counter("attendless_worker_restarts", "Workers restarted after a failure", **of)
+        Gauge("attendless_requests_inside", "Requests in progress", **of).set_function(inside)
+        Gauge("attendless_workers", "Workers that are running", **of).set_function(workers)
 
     def on_batch(self, size: int, seconds: float) -> None:
         self.batches.observe(size)
@@ -39,7 +35,7 @@ class Metrics:
 
 
 class Counted:
-    """ASGI middleware: every HTTP request's status, and the time until its answer began."""
+    """ASGI middleware that counts requests by status and measures the time to the response."""
 
     def __init__(self, app: Any, metrics: Metrics, clock: Callable[[], float]) -> None:
         self.app, self.metrics, self.clock = app, metrics, clock

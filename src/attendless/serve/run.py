@@ -1,4 +1,4 @@
-"""`serve`: from a model to a server that answers until it is told to stop."""
+"""`serve`: starts the workers and the HTTP server, and stops them after SIGTERM or Ctrl-C."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..export.packages import need
 from ..predict import Card, Opening
 from .settings import Settings
 
-#: Connections beyond the requests being served: those that wait between two requests, and those about to be refused.
+#: Connections in addition to requests in progress: idle ones, and those about to be refused.
 IDLE = 512
 
 
@@ -30,7 +30,16 @@ def serve(
     *,
     on_ready: Callable[[Card, str], None] = lambda card, address: None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C; then answer what has been accepted, and return. Needs the main thread."""
+    """Serve until SIGTERM or Ctrl-C, then finish the accepted requests and return. Must run in the main thread.
+
+    Args:
+        opening: The model to serve.
+        settings: Address, batching and limits.
+        on_ready: Called with the description of the model and the address when the server accepts requests.
+
+    Raises:
+        UserError: The model cannot be opened, the address is in use, or a package is missing.
+    """
     need("serve", "fastapi", "uvicorn", "python_multipart", "prometheus_client")
     import uvicorn
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -43,15 +52,15 @@ def serve(
     class Server(uvicorn.Server):
         @contextlib.contextmanager
         def capture_signals(self) -> Iterator[None]:
-            """As uvicorn does it, but a stop that was asked for is no failure."""
+            """Replaces uvicorn's handlers, which raise the signal again after the shutdown."""
             yield
 
     listening = _listen(settings)
     address = f"http://{_host(settings.host)}:{listening.getsockname()[1]}"
-    sys.setswitchinterval(0.001)  # a worker that has answered waits for no decoder to let go of the interpreter
-    torch.set_num_threads(1)  # this process decodes in threads of its own; what computes are its workers
-    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # what is wrong with a form, its sender is told
-    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # pictures too large are refused
+    sys.setswitchinterval(0.001)  # threads of workers must not wait long for decoders to release the GIL
+    torch.set_num_threads(1)  # the workers compute; this process only decodes, in its own threads
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL)  # errors in forms are reported to the client
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)  # too large images are refused
     engine = Engine(opening, batch=settings.batch, wait_ms=settings.wait_ms, workers=settings.workers)
     with _stopping() as stop, contextlib.closing(listening):
         card = engine.start()
@@ -78,7 +87,7 @@ def serve(
 
 @contextlib.contextmanager
 def _stopping() -> Iterator[list[Any]]:
-    """Signals go to who is in the list; before anybody is, they end the process as ever."""
+    """Forward SIGINT and SIGTERM to the handlers in the yielded list; while it is empty, raise KeyboardInterrupt."""
     who: list[Any] = []
     before: dict[int, Any] = {}
 
@@ -98,7 +107,7 @@ def _stopping() -> Iterator[list[Any]]:
 
 
 def _listen(settings: Settings) -> socket.socket:
-    """The socket, before any work: a port that is taken is said at once."""
+    """Open the socket before the model, so that a port in use is reported at once."""
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

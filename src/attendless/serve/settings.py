@@ -1,4 +1,4 @@
-"""How the server is set up, in plain values."""
+"""Settings of the server."""
 
 from __future__ import annotations
 
@@ -7,8 +7,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """`batch` pictures are computed at once, gathered for `wait_ms`; `queue` requests are served at a time, more are
-    told to come again. Requests name the server by an IP address, `localhost`, `host` or a name of `allow_host`."""
+    """Address, batching and limits of a server.
+
+    host, port: Address to listen on; port 0 takes a free one.
+    batch: Images per forward pass.
+    wait_ms: Milliseconds that an image waits for others.
+    workers: Processes that hold the model.
+    queue: Requests in progress; more receive status 503.
+    topk: Predictions per image, unless the request sets another number.
+    max_mb, max_megapixels: Largest body and largest image.
+    allow_host: Host names accepted besides IP addresses, `localhost` and `host`.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000

@@ -1,7 +1,7 @@
-"""Memory that the server shares with its workers: places for pictures, and for their answers.
+"""Memory that the server shares with its workers: slots for images and for predictions.
 
-Only numbers of places go through a pipe. An answer counts once its worker has said that it is whole, so what a killed
-worker left half written is never read.
+Only slot numbers go through a pipe. The server reads a prediction after its worker has reported it complete, so it
+never reads what a killed worker left half written.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """How many places there are, the size of a picture [H, W, C] in bytes, and how many numbers an answer has."""
+    """Number of slots, shape of an image [H, W, C] in bytes, and length of a prediction in numbers."""
 
     count: int
     picture: tuple[int, int, int]
@@ -29,7 +29,7 @@ class Shape:
 
     @property
     def picture_bytes(self) -> int:
-        # Answers come first and are aligned; pictures behind them are bytes.
+        # Predictions come first, because they need alignment; images are bytes.
         return self.count * int(np.prod(self.picture))
 
     @property
@@ -37,12 +37,12 @@ class Shape:
         return self.count * self.numbers * 4
 
 
-#: Where Linux keeps it, and containers give little of it.
+#: Shared memory of Linux; containers often limit it.
 PLACE = Path("/dev/shm")
 
 
 class Slots:
-    """The places, as tensors over the same memory in every process. Whoever made them removes them."""
+    """The slots as tensors over the same memory in every process. The process that created them removes them."""
 
     pictures: Tensor
     answers: Tensor
@@ -64,17 +64,17 @@ class Slots:
         return self.memory.name
 
     def close(self) -> None:
-        del self.answers, self.pictures  # memory that someone looks at cannot be closed
+        del self.answers, self.pictures  # memory with live views cannot be closed
         self.memory.close()
         if self.made:
             self.memory.unlink()
 
 
 def _check_room(size: int) -> None:
-    """Raise if there is too little shared memory: whoever wrote beyond it would be killed without a word."""
+    """Raise if there is too little shared memory: writing beyond the limit would kill the process without a message."""
     free = shutil.disk_usage(PLACE).free if PLACE.is_dir() else size
     if free < size:
         raise UserError(
-            f"{size / 1e6:.0f} MB of shared memory are needed and {PLACE} has {free / 1e6:.0f}: give a smaller "
-            "--batch, or the container more (docker run --shm-size)"
+            f"{size / 1e6:.0f} MB of shared memory are needed, but {PLACE} has {free / 1e6:.0f}: give a smaller "
+            "--batch, or more shared memory to the container (docker run --shm-size)"
         )

@@ -1,4 +1,4 @@
-"""The process that holds the model: opens it, and answers the places it is told until nobody is there to tell it."""
+"""The worker process: opens the model and computes batches until the server closes the pipe."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from ..predict import Card, Opening
 from ..sparse import execution
 from .slots import Shape, Slots
 
-#: Seconds after which a worker that says nothing counts as lost: to open a model, and to answer a batch.
+#: Time limits in seconds for opening a model and for computing a batch.
 TO_OPEN, TO_ANSWER = 300.0, 120.0
 
 
 class Lost(Exception):
-    """The worker is gone, or says nothing."""
+    """The worker died or does not respond."""
 
 
 class Worker:
-    """A worker as the server sees it, which computes by the execution policy `policy`. Not thread-safe."""
+    """The server's handle of a worker, which uses the execution policy `policy`. Not thread-safe."""
 
     def __init__(self, opening: Opening, policy: str) -> None:
         spawn = multiprocessing.get_context("spawn")
         self.pipe, theirs = spawn.Pipe()
         self.process = spawn.Process(target=work, args=(opening, policy, theirs), daemon=True)
         self.process.start()
-        theirs.close()  # so that its end shows as the pipe's
+        theirs.close()  # so that the end of the process closes the pipe
 
     def card(self) -> Card:
-        """What it has opened; `UserError` if it cannot be opened."""
+        """The card of the opened model; raises `UserError` if it cannot be opened."""
         found = self._receive(TO_OPEN)
         if isinstance(found, str):
             raise UserError(found)
@@ -45,7 +45,7 @@ class Worker:
         self._receive(TO_OPEN)
 
     def answer(self, places: list[int]) -> str | None:
-        """Once this returns the answers are in their places; or the text of what went wrong."""
+        """Compute the images in these slots; returns None when the predictions are complete, else an error message."""
         self._send(places)
         return self._receive(TO_ANSWER)
 
@@ -53,7 +53,7 @@ class Worker:
         return self.process.is_alive()
 
     def end(self, patience: float = 0.0) -> None:
-        """Let it leave by itself for so many seconds, then make it."""
+        """Wait up to `patience` seconds for the worker to exit, then kill it."""
         self.pipe.close()
         self.process.join(patience)
         if self.process.is_alive():
@@ -71,13 +71,13 @@ class Worker:
         try:
             if self.pipe.poll(patience):
                 return self.pipe.recv()
-        except Exception:  # the pipe has ended, perhaps in the middle of a message
+        except Exception:  # the pipe was closed, perhaps within a message
             raise Lost from None
         raise Lost
 
 
 def work(opening: Opening, policy: str, pipe: Connection) -> None:
-    """The worker's own side. The server decides when it leaves: by closing the pipe, also by being killed."""
+    """The main function of a worker. It exits when the pipe is closed, which also happens if the server is killed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     keep_memory()

@@ -1,4 +1,4 @@
-"""What classes are called: as their file says, or as ImageNet does where there are as many."""
+"""Class names: those in the file, or ImageNet's for a model with as many classes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 
 
 def names_of(given: Sequence[str], classes: int) -> tuple[str, ...]:
-    """A name for each of a model's classes. WordNet's numbers (n01440764) become words."""
+    """A name for each class of a model. WordNet IDs (n01440764) are replaced by words."""
     if len(given) == classes and classes:
         return tuple(map(_in_words, given))
     subset = infer_imagenet_subset({"num_classes": classes})

@@ -1,0 +1,159 @@
+"""int8 in `optimize`: tried where it is faster, and layers return to floating point where it costs most accuracy."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import attendless
+import steady_clock
+from attendless.export import int8_onnx, int8_openvino, openvino
+from attendless.export.exporting import write
+from attendless.export.int8 import TensorBatches, quantise
+from attendless.export.int8_settings import Int8
+from attendless.measure import precision
+from attendless.optimize import int8_layers, session
+from attendless.optimize.candidates import Change
+from attendless.optimize.optimize import optimize
+from attendless.optimize.variants import Target, Variant
+
+NAME = "columnar_micro_patch4_32"
+
+
+class Captured(Exception):
+    pass
+
+
+def cpu(monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    monkeypatch.setattr(precision, "instructions", lambda: frozenset(flags))
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return attendless.open_model(NAME, num_classes=3).eval()
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(18, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [(("avx2",), True), (("avx2", "avx512_vnni"), False), (("avx2", "avx_vnni"), False), (("asimd",), False)],
+)
+def test_products_saturate_without_vnni(
+    monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], expected: bool
+) -> None:
+    cpu(monkeypatch, *flags)
+    assert precision.saturates() == expected
+
+
+@pytest.mark.parametrize(("flags", "fix"), [(("avx2",), "ENABLE"), (("avx2", "avx512_vnni"), "DISABLE")])
+def test_weights_have_7_bits_where_products_saturate(
+    model: nn.Module, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], fix: str
+) -> None:
+    nncf = pytest.importorskip("nncf")
+    seen: dict[str, Any] = {}
+
+    def captured(*given: object, **named: Any) -> None:
+        seen.update(named)
+        raise Captured
+
+    cpu(monkeypatch, *flags)
+    monkeypatch.setattr(nncf, "quantize", captured)
+    monkeypatch.setattr(int8_openvino, "read_with_kernels", lambda path: SimpleNamespace(get_ops=list))
+    with pytest.raises(Captured):
+        int8_openvino.quantise(tmp_path / "model.xml", TensorBatches(images, 1), Int8())
+    assert seen["advanced_parameters"].overflow_fix == nncf.OverflowFix[fix]
+    assert seen["advanced_parameters"].smooth_quant_alphas.matmul == 0.8
+    assert seen["subset_size"] == 18
+
+
+def test_layers_return_to_floating_point(model: nn.Module, images: Tensor, tmp_path: Path) -> None:
+    pytest.importorskip("nncf")
+    original, file = tmp_path / "fp32" / "model.xml", tmp_path / "int8" / "model.xml"
+    original.parent.mkdir()
+    write(model, original, batch=1, format="openvino")
+    shutil.copytree(original.parent, file.parent)
+    quantise("openvino", file, TensorBatches(images[:4], 1))
+    names = [f"blocks.{i}.{part}" for i in range(3) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
+    macs = int8_openvino.layer_macs(file)
+    assert [name for name in macs if name in names] == names, "layers have the names of their modules"
+    assert macs["blocks.0.mlp.fc1"] == macs["blocks.0.mlp.fc2"] > macs["blocks.0.attn.proj"]
+
+    def far(run: Any) -> float:
+        with torch.inference_mode():
+            return float((run(images[:1])[0] - model(images[:1])[0]).abs().max())
+
+    rounded = far(openvino.open_raw(file))
+    assert rounded > 1e-3
+    assert far(int8_openvino.open_reverted(file, original, macs)) < 1e-4
+    int8_openvino.to_floats(file, original, names[:4])
+    assert set(int8_openvino.layer_macs(file)) == set(macs) - set(names[:4])
+
+
+def test_onnx_leaves_layers_out_by_name(
+    model: nn.Module, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    onnx = pytest.importorskip("onnx")
+    file = tmp_path / "model.onnx"
+    write(model, file, batch=1, format="onnx")
+    cpu(monkeypatch, "avx2")
+    int8_onnx.quantise(file, TensorBatches(images[:4], 1), Int8(floats=("blocks.0.mlp.fc2",)))
+    graph = onnx.load(file).graph
+    made = {name: node for node in graph.node for name in node.output}
+    layers = {node.name: node for node in graph.node if node.op_type == "MatMul" and node.name.startswith("blocks")}
+    rounded = {name for name, node in layers.items() if made[node.input[0]].op_type == "DequantizeLinear"}
+    assert rounded == set(layers) - {"blocks.0.mlp.fc2"}
+
+
+def test_the_layers_with_most_damage_for_their_time_return_first() -> None:
+    rows = [(f"layer {i}", damage, macs) for i, (damage, macs) in enumerate([(4.0, 4), (3.0, 1), (-1.0, 1), (1.0, 2)])]
+    known = SimpleNamespace(
+        original=SimpleNamespace(change="full"),
+        search=SimpleNamespace(log=SimpleNamespace(get=lambda *given: 2 * rows)),
+    )
+    (few, more) = int8_layers.mixed_targets(known, Target("openvino", "int8"))  # type: ignore[arg-type]
+    assert few == Target("openvino", "int8", ("layer 1",))
+    assert set(more.floats) == {"layer 1"}
+
+
+def test_int8_is_left_out_where_it_is_slower(model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nncf")
+    cpu(monkeypatch, "avx2")
+    steady_clock.install(monkeypatch.setattr)
+    monkeypatch.setitem(steady_clock.SHARES, "int8", 2.0)
+    found = optimize(model, images, runtimes=["openvino"], attention="none", tokens="none", budget="1h", threads=1)
+    assert {c.target.precision for c in found.outcomes} == {"fp32"}
+    assert any("int8 is 0.50× as fast as fp32 here" in note for note in found.notes)
+
+
+def test_layers_return_where_int8_is_fastest(model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("nncf")
+    cpu(monkeypatch, "avx2", "avx512_vnni")
+    steady_clock.install(monkeypatch.setattr)
+    found = optimize(model, images, runtimes=["openvino"], attention="none", tokens="none", budget="1h", threads=1)
+    mixed = [c for c in found.outcomes if c.target.floats]
+    assert mixed
+    assert "layers in floating point" in mixed[0].target.precision_text
+    unmixed = next(c for c in found.outcomes if c.target == Target("openvino", "int8"))
+    assert mixed[0].typical_drop <= unmixed.typical_drop
+
+
+def test_a_quick_search_tries_int8_with_vnni_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = session.Session.__new__(session.Session)
+    known.pace, known.notes = SimpleNamespace(quick=True), []  # type: ignore[assignment]
+    variant = Variant(Change("full"), Target("openvino", "int8"))
+    cpu(monkeypatch, "avx2")
+    assert not known.pays(variant)
+    assert "without VNNI" in known.notes[0]
+    cpu(monkeypatch, "avx2", "avx_vnni")
+    assert known.pays(variant)
