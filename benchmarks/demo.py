@@ -1,7 +1,7 @@
-"""The demo, timed and repeated: what docs/results/compare.md quotes.
+"""Measure the duration of `attendless demo` and write the table of docs/results/compare.md.
 
-python benchmarks/demo.py run DIR              # `attendless demo` into a new folder, by the clock
-python benchmarks/demo.py write DIR DIR        # two such runs → docs/results/compare.json, .md and the screenshots
+python benchmarks/demo.py run DIR              # run the demo in a new folder and measure its duration
+python benchmarks/demo.py write DIR [DIR]      # write docs/results/compare.json and .md from one or two runs
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attendless_cli.output import write_text
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS, PAGE = DOCS / "results" / "compare.json", DOCS / "results" / "compare.md"
-#: What of a conversion and of a row at the largest size is kept.
+#: Fields of a conversion, and of a row at the largest size, that are copied to the results file.
 CONVERTED = (
     *("headline", "attention", "data", "tokens", "size", "trained_at", "images", "dense_top1", "top1", "difference"),
     *("difference_ci", "agreement", "latency_ms", "dense_latency_ms", "speedup", "quartiles", "pairs", "cap"),
@@ -45,7 +45,7 @@ def main() -> None:
 
 def run(folder: Path) -> None:
     if folder.exists():
-        sys.exit(f"{folder} exists: a demo that goes on where it stopped cannot be timed")
+        sys.exit(f"{folder} exists: the duration of a resumed demo is not meaningful; name a new folder")
     began = time.monotonic()
     done = subprocess.run([sys.executable, "-m", "attendless", "demo", "--out", str(folder)])
     took = time.monotonic() - began
@@ -56,7 +56,7 @@ def run(folder: Path) -> None:
 
 
 def summary(folders: Sequence[Path]) -> dict[str, Any]:
-    """The first run's numbers, and how those of a second compare with them."""
+    """The results of the first run, and the differences of a second run from them."""
     found = [
         {
             "seconds": json.loads((folder / "took.json").read_text())["seconds"],
@@ -83,39 +83,38 @@ def summary(folders: Sequence[Path]) -> dict[str, Any]:
 
 
 def again(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
-    """Whether a second run gave the same answers, and by how much its ratios differ."""
+    """Whether a second run has equal accuracies, and the largest relative change of a speed-up."""
     first, second = (
         [*(row["curve"][-1]["speedup"] for row in found["rows"]), found["conversion"]["speedup"]]
         for found in (one, two)
     )
-    answers = [
+    accuracies = [
         [*(run["top1"] for row in found["rows"] for run in row["runs"]), found["conversion"]["top1"]]
         for found in (one, two)
     ]
     changes = [abs(b / a - 1) for a, b in zip(first, second, strict=True)]
-    return {"accuracies_equal": answers[0] == answers[1], "largest_change_of_a_ratio": max(changes)}
+    return {"accuracies_equal": accuracies[0] == accuracies[1], "largest_change_of_a_ratio": max(changes)}
 
 
 def block(found: dict[str, Any]) -> str:
-    """What the page quotes, in Markdown."""
+    """The block of the page, in Markdown."""
     one, again = found["conversion"], found["again"]
     low, high = one["quartiles"]
     repeated = "It was run once."
     if again:
-        equal = "equal to the last digit" if again["accuracies_equal"] else "**not equal**"
+        equal = "identical" if again["accuracies_equal"] else "**not equal**"
         change = f"{100 * again['largest_change_of_a_ratio']:.0f} %"
-        repeated = (
-            f"Run twice, accuracies were {equal}; of all speed-ups the one that changed most changed by {change}."
-        )
+        repeated = f"In a second run, the accuracies were {equal}, and speed-ups changed by at most {change}."
     lines = [
         f"> **{one['headline'][0].upper()}{one['headline'][1:]}.**",
         "",
-        f"{one['images']:,} pictures: top-1 {one['dense_top1']:.1f} → {one['top1']:.1f} %, the same answer to "
-        f"{100 * one['agreement']:.1f} % of them. One thread: {one['dense_latency_ms']:.0f} → "
-        f"{one['latency_ms']:.0f} ms, {one['speedup']:.2f}× (quartiles {low:.2f}–{high:.2f}; cap {one['cap']:.1f}×). "
+        f"{one['images']:,} images: top-1 {one['dense_top1']:.1f} → {one['top1']:.1f} %, top-1 agreement "
+        f"{100 * one['agreement']:.1f} %. Latency with one thread, fp32: {one['dense_latency_ms']:.0f} → "
+        f"{one['latency_ms']:.0f} ms, {one['speedup']:.2f}× (quartiles {low:.2f}–{high:.2f}; maximum "
+        f"{one['cap']:.1f}× by Amdahl's law). "
         f"Peak memory {one['dense_peak_memory_mb']:.0f} → {one['peak_memory_mb']:.0f} MB.",
         "",
-        f"| trained alike, two seeds | top-1 % | ms at {found['rows'][0]['tokens']:,} tokens | speed-up | MB |",
+        f"| attention, two seeds | top-1 % | ms at {found['rows'][0]['tokens']:,} tokens | speed-up | MB |",
         "|---|---|---|---|---|",
         *(
             f"| `{row['attention']}` | {row['top1_mean']:.1f} ± {row['top1_std']:.1f} | {row['ms']:.1f} | "
@@ -124,7 +123,8 @@ def block(found: dict[str, Any]) -> str:
             for row in sorted(found["rows"], key=lambda row: -row["top1_mean"])
         ),
         "",
-        f"It took {' and '.join(map(str, found['minutes']))} minutes on two cores, after the installation. {repeated}",
+        f"Duration: {' and '.join(map(str, found['minutes']))} minutes on two cores, without the installation. "
+        f"{repeated}",
         "",
         stamp_line(found["stamp"]),
     ]

@@ -1,17 +1,17 @@
-"""Detection and segmentation on backbones that attend less: quality after the same few epochs, milliseconds and memory.
+"""Detection and segmentation with efficient attention in the backbone: quality, latency and peak memory.
 
     python benchmarks/dense.py WEIGHTS --out DIR [--pets PETS] [--coco COCO] [--stage S …] [--threads T]
 
-WEIGHTS are DeiT-Tiny's; PETS a folder of masks (the Oxford-IIIT Pet trimaps), COCO one of pictures and instances.json.
-Stages:
+WEIGHTS is a file with DeiT-Tiny's weights, PETS a folder of segmentation masks (the Oxford-IIIT Pet trimaps), COCO a
+folder of images with instances.json. Stages and their output:
 
-    learn      Semantic FPN on DeiT-Tiny, one run for each attention, all by the same recipe (needs PETS)    DIR/pets/
-    overfit    RetinaNet learns 16 pictures of COCO by heart                                                  DIR/coco/
-    time       feature extractors against the one that attends fully, by turns                          DIR/times.json
-    memory     what one of them needs at its peak, each in a process of its own                        DIR/memory.json
-    report     the tables in Markdown, from what there is so far                                         DIR/tables.md
+    learn      train Semantic FPN on DeiT-Tiny, one run per attention, the same recipe for all (needs PETS)  DIR/pets/
+    overfit    train RetinaNet until it overfits 16 images of COCO (needs COCO)                              DIR/coco/
+    time       interleaved benchmark of feature extractors against the one with full attention         DIR/times.json
+    memory     peak memory of each feature extractor, measured in a separate process                  DIR/memory.json
+    report     tables in Markdown, from the results available so far                                    DIR/tables.md
 
-Killed and started again, every stage goes on where it was.
+An interrupted stage resumes when the same command is run again.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from attendless.train import Run
 from attendless.train.log import read_rows
 
 HEAD = "semantic_fpn:channels=64"
-#: What learns to segment pets, and by which fields of the recipe `small_segmentation`.
-LEARNED = ("full", "foveal:keep=0.25", "window:size=8,bias=false", "sparsifiner:keep=0.25,rest=pooled")
+#: Attentions of the backbones trained for segmentation, and changes to the recipe `small_segmentation`.
+TRAINED = ("full", "foveal:keep=0.25", "window:size=8,bias=false", "sparsifiner:keep=0.25,rest=pooled")
 FIELDS: dict[str, Any] = {"epochs": 2, "eval_every": 2}
-#: Backbone, sizes, and what is timed there against the first.
+#: Backbone, image sizes, and attentions; the first attention is the baseline of the others.
 FOVEAL, WINDOW, SPARSIFINER = "foveal:keep=0.1", "window:size=8,bias=false", "sparsifiner:keep=0.25,rest=pooled"
 PYRAMID, REDUCED = "pyramid_pvt_v2_b0", "reduced:ratio=8/reduced:ratio=4/reduced/full"
 TIMED: tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...] = (
     (MODEL, (512, 768, 1024), ("full", FOVEAL, "foveal:keep=0.25", WINDOW, SPARSIFINER)),
     (PYRAMID, (512, 768), ("full", REDUCED, WINDOW, FOVEAL, SPARSIFINER)),
-    # With full attention in its first stage, 65,536 tokens, one image would take the better part of a minute.
+    # No full attention at this size: the first stage has 65,536 tokens, and one image would take most of a minute.
     (PYRAMID, (1024,), (REDUCED, WINDOW, FOVEAL)),
 )
-#: Pictures of COCO whose boxes are all at least so wide and high, in pixels, are learned by heart.
-PICTURES, SMALLEST = 16, 80
+#: How many images of COCO the detector overfits, and the smallest width and height of their boxes in pixels.
+IMAGES, SMALLEST = 16, 80
 OVERFIT: dict[str, Any] = {
     "epochs": 90, "batch": 2, "size": (128,), "longest": 192, "lr": 5e-4, "layer_decay": 0.9, "flip": 0.0,
     "warmup": 3.0, "clip": 1.0, "weight_decay": 0.0, "eval_every": 30,
@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     stages = {"learn": learn, "overfit": overfit, "time": time, "memory": memory, "report": report}
     parser.add_argument("--stage", nargs="+", choices=stages, default=list(stages))
-    parser.add_argument("--only", nargs="+", help="these attentions, or these sizes, alone")
-    parser.add_argument("--budget", type=float, default=10.0, help="seconds that each model is timed for")
+    parser.add_argument("--only", nargs="+", help="run only these attentions or image sizes")
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds of timing per model")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -80,7 +80,7 @@ def folder(spec: str) -> str:
 
 
 def learn(args: argparse.Namespace) -> None:
-    for attention in (spec for spec in LEARNED if chosen(args, spec)):
+    for attention in (spec for spec in TRAINED if chosen(args, spec)):
         out = args.out / "pets" / folder(attention)
         whole(train(
             MODEL, args.pets, task="segmentation", head=HEAD, attention=attention, weights=args.weights, out=out,
@@ -90,20 +90,20 @@ def learn(args: argparse.Namespace) -> None:
 
 def overfit(args: argparse.Namespace) -> None:
     data = args.out / "coco" / "data"
-    by_heart(args.coco, data)
+    few_images(args.coco, data)
     whole(train(
         MODEL, data, task="detection", head="retinanet:channels=64", weights=args.weights,
         out=args.out / "coco" / "run", run=Run(workers=0, log_every=10), **OVERFIT,
     ))  # fmt: skip
 
 
-def by_heart(coco: Path, data: Path) -> None:
-    """A folder whose training and validation pictures are the same few."""
+def few_images(coco: Path, data: Path) -> None:
+    """Make a folder whose training set and validation set are the same few images."""
     content = json.loads((coco / "instances.json").read_text())
     sides: dict[int, list[float]] = {image["id"]: [] for image in content["images"]}
     for one in content["annotations"]:
         sides[one["image_id"]].append(min(one["bbox"][2:]))
-    images = [image for image in content["images"] if min(sides[image["id"]], default=0) >= SMALLEST][:PICTURES]
+    images = [image for image in content["images"] if min(sides[image["id"]], default=0) >= SMALLEST][:IMAGES]
     there = {image["id"] for image in images}
     content |= {"images": images, "annotations": [a for a in content["annotations"] if a["image_id"] in there]}
     data.mkdir(parents=True, exist_ok=True)
@@ -146,16 +146,18 @@ def memory(args: argparse.Namespace) -> None:
 def report(args: argparse.Namespace) -> None:
     times, peaks = Rows(args.out / "times.json"), Rows(args.out / "memory.json")
     text = []
-    learned = [line for spec in LEARNED if (line := pets_line(args.out / "pets" / folder(spec), spec))]
-    if learned:
-        text.append(table(["attention", "mIoU", "of pet, background, border", "pixels right", "images/s"], learned))
+    trained = [line for spec in TRAINED if (line := pets_line(args.out / "pets" / folder(spec), spec))]
+    if trained:
+        text.append(
+            table(["attention", "mIoU", "IoU of pet, background, border", "pixel accuracy", "images/s"], trained)
+        )
     found = [row for row in read_rows(args.out / "coco" / "run" / "metrics.jsonl") if "ap50" in row]
     if found:
         lines = [[str(row["epoch"]), f"{row['loss']:.3f}", f"{row['ap50']:.1f}", f"{row['ap']:.1f}"] for row in found]
         text.append(table(["epoch", "loss", "AP50", "AP"], lines))
     for model, sizes, specs in TIMED if times or peaks else ():
         lines = [timed_line(times, peaks, f"{model} {size}", spec, specs) for size in sizes for spec in specs]
-        text.append(f"**{model}**\n\n" + table(["px", "attention", "ms", "speed-up", "memory"], lines))
+        text.append(f"**{model}**\n\n" + table(["px", "attention", "ms", "speed-up", "peak memory"], lines))
     stamps = [rows["stamp"] for rows in (times, peaks) if rows]
     text += [stamp_line(stamps[0])] if stamps else []
     with atomic(args.out / "tables.md") as temporary:
@@ -164,15 +166,15 @@ def report(args: argparse.Namespace) -> None:
 
 
 def timed_line(times: Rows, peaks: Rows, where: str, spec: str, specs: tuple[str, ...]) -> list[str]:
-    """One attention in a backbone at a size: milliseconds, how much quicker than the first, memory."""
+    """One line of the table: size, attention, latency, speed-up over the first attention, peak memory."""
     name, another = f"{where} {spec}", f"{where} {specs[-1]}"
-    quick = ["–", "–"]
+    timing = ["–", "–"]
     if name in times:
-        quick = [f"{times[name]['ms']:,.0f}", speed(times[name])]
+        timing = [f"{times[name]['ms']:,.0f}", speed(times[name])]
     elif spec == specs[0] and another in times:
-        quick = [f"{times[another]['dense_ms']:,.0f}", ""]
+        timing = [f"{times[another]['dense_ms']:,.0f}", ""]
     peak = f"{peaks[name]['peak']:,.0f} MB" if name in peaks else "–"
-    return [where.split(" ")[-1], f"`{spec}`", *quick, peak]
+    return [where.split(" ")[-1], f"`{spec}`", *timing, peak]
 
 
 def pets_line(run: Path, spec: str) -> list[str] | None:

@@ -1,18 +1,19 @@
-"""How close is foveal attention to the full model, and at how many milliseconds? The front that `auto` is chosen from.
+"""Accuracy and latency of foveal attention for several specs; the defaults of `auto` are chosen from this trade-off.
 
     python benchmarks/foveal.py --weights deit.safetensors --data imagenet/val [--sizes 224 384 …] [--images 500]
                                 [--specs foveal:keep=0.1,cell=4,tile=4 …] [--only closeness | time] [--json F]
 
-A pretrained model (`--model`, DeiT-T by default) gets each spec in every layer, untrained. Every other image is one to
-choose by, the others are those to report:
+Each spec replaces the attention in every layer of a pretrained model (`--model`, by default DeiT-Tiny), without
+training. Every other image serves to choose defaults, the rest to report results. Columns:
 
-    divergence   KL of the full model's answers from ours, on the half to choose by and on the half to report
-    agreement    share of images with the same answer, and `points`, the difference in top-1 accuracy: half to report
-    ms, ×        whole model, batch 1, one thread, taking turns with timm's own: median, median of paired ratios
-    kernel       the same of choosing and attending alone, against PyTorch's fused full attention
+    divergence_chosen_by       KL divergence of the predictions from those of full attention, on images to choose by
+    divergence                 the same on images to report; so are the next two
+    agreement, points          top-1 agreement, and change of top-1 accuracy in percentage points
+    ms, speedup                latency of the whole model, and speed-up over timm's: batch 1, one thread, interleaved
+    kernel_ms, kernel_speedup  the same for selection and attention alone, against PyTorch's fused full attention
 
-Time is the thread's own processor time, which a busy machine disturbs least. Minutes at 384 px, more at larger sizes;
-`--only` does one half of the work.
+Latency is CPU time of the thread, because other processes disturb it least. A run takes minutes at 384 px and longer at
+larger sizes. `--only closeness` measures predictions alone, `--only time` latency alone.
 """
 
 from __future__ import annotations
@@ -49,12 +50,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="deit_tiny_patch16_224")
     parser.add_argument("--weights", required=True)
-    parser.add_argument("--data", required=True, help="labelled images, a folder for each class")
+    parser.add_argument("--data", required=True, help="labelled images, one folder per class")
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 384, 512, 768])
     parser.add_argument("--images", type=int, default=500)
     parser.add_argument("--specs", nargs="+", default=SPECS)
     parser.add_argument("--only", choices=["closeness", "time"])
-    parser.add_argument("--budget", type=float, default=3.0, help="seconds of timing for each spec")
+    parser.add_argument("--budget", type=float, default=3.0, help="seconds of timing per spec")
     parser.add_argument("--json", help="write the rows to this file")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -81,15 +82,15 @@ def sparse(full: nn.Module, spec: str) -> nn.Module:
 
 
 def closeness(full: nn.Module, size: int, options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> None:
-    images, labels = pictures(full, size, options.data, options.images)
-    wanted = answers(full, images)
+    images, labels = load(full, size, options.data, options.images)
+    original = logits(full, images)
     for spec, row in found.items():
-        row |= compare(wanted, answers(sparse(full, spec), images), labels)
+        row |= compare(original, logits(sparse(full, spec), images), labels)
         print(f"{size} px {spec} {row}", flush=True)
 
 
-def pictures(full: nn.Module, size: int, data: str, count: int) -> tuple[Tensor, Tensor]:
-    """So many images, spread over all of the data, with their classes."""
+def load(full: nn.Module, size: int, data: str, count: int) -> tuple[Tensor, Tensor]:
+    """`count` evenly spaced images of the data, and their classes."""
     source, prepare = open_data(data), preprocessing(full, (size, size), None)
     classes = match_labels(source.classes, full).classes
     pairs = [source[i * len(source) // count] for i in range(count)]
@@ -97,13 +98,13 @@ def pictures(full: nn.Module, size: int, data: str, count: int) -> tuple[Tensor,
 
 
 @torch.inference_mode()
-def answers(model: nn.Module, images: Tensor) -> Tensor:
+def logits(model: nn.Module, images: Tensor) -> Tensor:
     return torch.cat([model(some.float()) for some in images.split(10)])
 
 
-def compare(wanted: Tensor, ours: Tensor, labels: Tensor) -> dict[str, float]:
-    divergence = (wanted.softmax(1) * (wanted.log_softmax(1) - ours.log_softmax(1))).sum(1)
-    best, found = wanted.argmax(1), ours.argmax(1)
+def compare(original: Tensor, ours: Tensor, labels: Tensor) -> dict[str, float]:
+    divergence = (original.softmax(1) * (original.log_softmax(1) - ours.log_softmax(1))).sum(1)
+    best, found = original.argmax(1), ours.argmax(1)
     points = (found == labels).float() - (best == labels).float()
     report = slice(1, None, 2)
     return {
@@ -129,7 +130,7 @@ def time(full: nn.Module, size: int, options: argparse.Namespace, found: dict[st
     models = {"full": model(full)} | {spec: model(sparse(full, spec)) for spec in found}
     kernels = {"full": kernel(full, "full")} | {spec: kernel(full, spec) for spec in found}
     for prefix, calls in (("", models), ("kernel_", kernels)):
-        seconds = turns(calls, options.budget * len(calls))
+        seconds = interleaved(calls, options.budget * len(calls))
         print(f"{size} px, {prefix}full: {1e3 * median(seconds['full']):.2f} ms", flush=True)
         for spec, row in found.items():
             ratios = [a / b for a, b in zip(seconds["full"], seconds[spec], strict=True)]
@@ -138,7 +139,7 @@ def time(full: nn.Module, size: int, options: argparse.Namespace, found: dict[st
 
 
 def kernel(full: Any, spec: str) -> Callable[[], object]:
-    """Choosing and attending on q, k, v as a layer of the model has them."""
+    """A call of the attention of one layer, selection included, on random q, k and v of the layer's shape."""
     attention = full.blocks[0].attn
     heads, width = attention.num_heads, attention.head_dim
     grid = Grid(*full.patch_embed.grid_size, full.num_prefix_tokens)
@@ -150,8 +151,8 @@ def kernel(full: Any, spec: str) -> Callable[[], object]:
     return lambda: operations.foveal(q, k, v, layout, scale=scale)
 
 
-def turns(calls: Mapping[str, Callable[[], object]], budget: float) -> dict[str, list[float]]:
-    """Processor seconds of each call, taken in turns until the budget is spent; five of each at least."""
+def interleaved(calls: Mapping[str, Callable[[], object]], budget: float) -> dict[str, list[float]]:
+    """CPU seconds of each call, interleaved until the budget is spent; at least five of each."""
     for call in calls.values():
         call()
     seconds: dict[str, list[float]] = {name: [] for name in calls}
@@ -164,7 +165,7 @@ def turns(calls: Mapping[str, Callable[[], object]], budget: float) -> dict[str,
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """As docs/results/foveal.md has it, the closest first."""
+    """The table of docs/results/foveal.md, sorted by divergence."""
     kinds = {"divergence_chosen_by": ".4f", "divergence": ".4f", "agreement": ".3f", "points": "+.1f"}
     kinds |= {"ms": ".1f", "speedup": ".2f", "kernel_ms": ".2f", "kernel_speedup": ".2f"}
     names = ["size", "spec", *(name for name in kinds if name in rows[0])]

@@ -1,168 +1,163 @@
-"""The front page's picture: DeiT-Tiny's accuracy against its milliseconds, dense and converted, in three runtimes.
+"""The README's table and figure: a pretrained model in the best runtime without attendless, and as `optimize` chose it.
 
-    python benchmarks/front_page.py accuracy WEIGHTS IMAGES [--size 384] [--limit N]
-    python benchmarks/front_page.py speed WEIGHTS [--size 384] [--budget 10]        # wants a machine to itself
+    attendless optimize deit_tiny_patch16_224 --weights W --data IMAGES --max-drop 1.0 --threads 1 --out fast/
+    attendless eval fast/ --data OTHER --weights W --json eval.json
+    python benchmarks/front_page.py add fast/ eval.json [--name DeiT-Tiny]
     python benchmarks/front_page.py draw
 
-Each adds what it found at its size to docs/results/front-page.json; `draw` makes docs/front-page.svg and README's table
-of it. A runtime computes the same function, which `export` checks before it writes a file, so accuracies are PyTorch's.
-ONNX Runtime has our kernels (`--kernels`); timm's model is there as it is.
+`add` copies the measurements of an `optimize` run, and the accuracy of its file on other images, to
+docs/results/front-page.json. It replaces an earlier run of the same model and image size. `draw` makes
+docs/front-page.svg and the table of the README.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from quoting import quote
 
-from attendless import convert, open_model
-from attendless.data.opening import open_data
-from attendless.measure.accuracy import evaluate, preprocessing
-from attendless.measure.bench import Conditions, bench_rows
 from attendless.show.figures import new_figure, save_figure
-from attendless.sizes import parse_size
-from attendless.stamp import stamp, stamp_line
-from attendless_cli.output import progress, write_text
+from attendless.stamp import stamp_line
+from attendless_cli.output import write_text
 
-MODEL, ATTENTION = "deit_tiny_patch16_224", "foveal:keep=0.1"
-RUNTIMES = ("eager", "onnx-kernels", "openvino")
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 RESULTS = DOCS / "results" / "front-page.json"
-#: How each runtime is called and marked.
-NAMES = {"eager": ("PyTorch", "o"), "onnx-kernels": ("ONNX Runtime", "s"), "openvino": ("OpenVINO", "D")}
-COLOURS = {"timm": "#59636e", "attendless": "#0072b2"}
+PRECISIONS = ("fp32", "bf16", "int8")
+RUNTIMES = {"eager": "PyTorch", "compile": "torch.compile", "onnx": "ONNX Runtime", "onnx-kernels": "ONNX Runtime"}
+RUNTIMES |= {"openvino": "OpenVINO"}
+KEPT = ("runtime", "precision", "attention", "tokens_spec", "unmodified", "latency_ms", "original_ms", "speedup")
+KEPT += ("quartiles", "pairs", "expected_drop", "expected_drop_ci", "agreement", "images")
+COLOURS = {"without attendless": "#59636e", "with attendless": "#0072b2"}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parts = parser.add_subparsers(dest="part", required=True)
-    for name in ("accuracy", "speed"):
-        part = parts.add_parser(name)
-        part.add_argument("weights")
-        if name == "accuracy":
-            part.add_argument("images", help="a folder per class")
-            part.add_argument("--limit", type=int, help="so many of them, spread evenly")
-        else:
-            part.add_argument("--budget", type=float, default=10.0, help="seconds for each contestant")
-        part.add_argument("--size", type=int, default=384)
+    part = parts.add_parser("add")
+    part.add_argument("folder", type=Path, help="the output folder of attendless optimize")
+    part.add_argument("eval", type=Path, help="JSON of attendless eval of the folder, on other images")
+    part.add_argument("--name", default="DeiT-Tiny", help="the model's name in the table")
     parts.add_parser("draw")
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    if options.part == "draw":
+    if options.part == "add":
+        manifest = json.loads((options.folder / "manifest.json").read_text())
+        add(manifest, json.loads(options.eval.read_text()), options.name)
+    else:
         found = json.loads(RESULTS.read_text())
         draw(found)
         quote(DOCS.parent / "README.md", "front-page", block(found))
-        return
-    rows = accuracy(options) if options.part == "accuracy" else speed(options)
-    keep(options.part, options.size, rows)
 
 
-def keep(part: str, size: int, rows: list[dict[str, Any]]) -> None:
-    """Put the rows in the place of those found before, each with the machine and the command that found it."""
-    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"accuracy": [], "speed": []}
-    words = ["WEIGHTS" if w.endswith(".safetensors") else "IMAGES" if "/" in w else w for w in sys.argv[1:]]
-    about = {"stamp": stamp(), "command": " ".join(["python benchmarks/front_page.py", *words])}
-    known[part] = [row for row in known[part] if row["size"] != size] + [row | about for row in rows]
+def add(manifest: dict[str, Any], judged: dict[str, Any], name: str) -> None:
+    known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"runs": []}
+    row = judged["rows"][-1]
+    run = {
+        "name": name,
+        "size": manifest["size"][-1],
+        "command": without_folders(manifest["command"]),
+        "stamp": manifest["stamp"],
+        "goal": manifest["goal"],
+        "fresh": manifest["fresh"],
+        "judged": {key: row[key] for key in ("images", "top1", "agreement", "difference", "difference_ci")},
+        "chosen": {key: manifest["chosen"][key] for key in KEPT},
+        "variants": [{key: row[key] for key in KEPT} for row in manifest["variants"]],
+    }
+    others = [one for one in known["runs"] if (one["name"], one["size"]) != (name, run["size"])]
+    known["runs"] = sorted([*others, run], key=lambda one: (one["name"], one["size"]))
     write_text(RESULTS, json.dumps(known, indent=1, allow_nan=False) + "\n")
 
 
-def accuracy(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Top-1 of the dense and the converted model on the same images, scaled to the size asked for, cropped square."""
-    size = parse_size(options.size)
-    dense = open_model(MODEL, weights=options.weights, size=size).eval()
-    models = {"full": dense, ATTENTION: convert(dense, ATTENTION, below_breakeven="keep").eval()}
-    source, prepare = open_data(options.images, "val"), preprocessing(dense, size, 1.0)
-    with progress("images", options.limit or len(source)) as step:
-        found = evaluate(dense, models, source, prepare, limit=options.limit, batch=4, workers=0, progress=step)
-    return [{"size": options.size, "attention": name} | dataclasses.asdict(one) for name, one in found.items()]
+def without_folders(command: str) -> str:
+    """A command with each absolute path reduced to its last part, so that it names no folders of this machine."""
+    return re.sub(r"(?:/[^\s/]+)+/([^\s/]+)", r"\1", command)
 
 
-def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Milliseconds of both models in every runtime, all by turns in one process."""
-    how = Conditions(threads=1, budget=options.budget, progress=lambda text: print(text, flush=True))
-    failures: list[str] = []
-    opening = {"runtimes": RUNTIMES, "failures": failures, "weights": options.weights}
-    measured = list(bench_rows(MODEL, [ATTENTION], [options.size], how, **opening))
-    if failures:
-        sys.exit("\n".join(failures))
-    kept = ("runtime", "attention", "tokens", "latency_ms", "speedup", "quartiles", "spread", "pairs", "left", "cap")
-    more = ("eager_speedup", "eager_spread")
-    return [
-        {"size": options.size, "who": "timm" if row.setup.path == "timm" else "attendless"}
-        | {name: row.as_dict()[name] for name in (*kept, *more)}
-        for row in measured
-    ]
+def fastest(run: dict[str, Any], precision: str, unmodified: bool) -> dict[str, Any] | None:
+    """The fastest variant of a precision within the run's limit; the chosen one in its own precision."""
+    chosen, limit = run["chosen"], run["goal"]["max_drop"]
+    if not unmodified and not chosen["unmodified"] and chosen["precision"] == precision:
+        return chosen
+    rows = [row for row in run["variants"] if (row["precision"], row["unmodified"]) == (precision, unmodified)]
+    rows = [row for row in rows if row["expected_drop"] <= limit and row["runtime"] != "eager"]
+    return max(rows, key=lambda row: row["speedup"], default=None)
+
+
+def best_without(run: dict[str, Any]) -> float:
+    """The speed-up of the fastest unmodified variant within the limit, over PyTorch eager in fp32."""
+    found = (fastest(run, precision, unmodified=True) for precision in PRECISIONS)
+    return max((row["speedup"] for row in found if row), default=1.0)
 
 
 def draw(found: dict[str, Any]) -> None:
-    """Two panels, one a size: who is how accurate after how many milliseconds."""
-    sizes = sorted({row["size"] for row in found["speed"]})
-    figure = new_figure(9.2, 3.9)
-    for axes, size in zip(figure.subplots(1, len(sizes), squeeze=False)[0], sizes, strict=True):
-        judged = {row["attention"]: row for row in found["accuracy"] if row["size"] == size}
-        timed = sorted((row for row in found["speed"] if row["size"] == size), key=lambda row: row["latency_ms"])
-        for who, colour in COLOURS.items():
-            score = judged["full" if who == "timm" else ATTENTION]["top1"]
-            away = 1 if (who == "timm") == (judged["full"]["top1"] > judged[ATTENTION]["top1"]) else -1
-            for place, row in enumerate(row for row in timed if row["who"] == who):
-                name, shape = NAMES[row["runtime"]]
-                axes.plot(row["latency_ms"], score, shape, color=colour, markersize=8)
-                axes.annotate(
-                    f"{name}: {row['latency_ms']:,.0f} ms, {row['eager_speedup']:.2f}×",
-                    (row["latency_ms"], score),
-                    xytext=(-6, away * (16 + 17 * place)),
-                    textcoords="offset points",
-                    ha="right" if row["latency_ms"] > timed[-1]["latency_ms"] / 2 else "left",
-                    va="center",
-                    fontsize=8,
-                    color=colour,
-                    arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "alpha": 0.5},
-                )
-        middle = sum(row["top1"] for row in judged.values()) / 2
-        axes.set(ylim=(middle - 4, middle + 4), xlim=(0, 1.08 * timed[-1]["latency_ms"]))
-        tokens = next(row["tokens"] for row in timed if row["tokens"])
-        axes.set(xlabel="ms an image, one thread", title=f"{size:,} px, {tokens:,} tokens")
-        axes.set_ylabel(f"top-1 %, {judged['full']['images']:,} images")
-        axes.grid(alpha=0.25)
+    """A panel for each run: speed-up over PyTorch eager, without and with attendless, in each measured precision."""
+    figure = new_figure(9.2, 2.9)
+    panels = figure.subplots(1, len(found["runs"]), squeeze=False, sharey=True)[0]
+    for axes, run in zip(panels, found["runs"], strict=True):
+        precisions = [p for p in PRECISIONS if fastest(run, p, True) or fastest(run, p, False)]
+        for shift, (series, colour) in zip((-0.2, 0.2), COLOURS.items(), strict=True):
+            rows = [fastest(run, precision, series == "without attendless") for precision in precisions]
+            places = [place + shift for place, row in enumerate(rows) if row]
+            bars = axes.bar(places, [row["speedup"] for row in rows if row], 0.38, color=colour)
+            axes.bar_label(bars, fmt="%.2f×", fontsize=9)
+        axes.axhline(1, color="#59636e", linewidth=0.8, linestyle=":")
+        axes.set(xticks=range(len(precisions)), xticklabels=precisions, xlim=(-0.6, len(precisions) - 0.4))
+        axes.set_title(f"{run['name']}, {run['size']:,} px", fontsize=10)
+        axes.margins(y=0.15)
         axes.spines[["top", "right"]].set_visible(False)
-    handles = [figure.axes[0].plot([], [], "o", color=colour)[0] for colour in COLOURS.values()]
-    words = ["timm's DeiT-Tiny", f"attendless, {ATTENTION}, not trained"]
-    figure.legend(handles, words, loc="outside upper center", ncols=2, frameon=False, fontsize=9)
+    panels[0].set_ylabel("speed-up over timm, PyTorch fp32", fontsize=9)
+    handles = [figure.axes[0].bar(0, 0, color=colour) for colour in COLOURS.values()]
+    figure.legend(handles, list(COLOURS), loc="outside upper center", ncols=2, frameon=False, fontsize=9)
     save_figure(figure, DOCS / "front-page.svg")
 
 
+def cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    return f"{row['latency_ms']:,.1f} ms, {row['speedup']:.2f}× ({RUNTIMES[row['runtime']]})"
+
+
+def changes(row: dict[str, Any]) -> str:
+    """What attendless changed in a variant."""
+    attention = "" if row["attention"] == "full" else "sparse attention"
+    return " and ".join(filter(None, ["token merging" if row["tokens_spec"] else "", attention])) or "last layer"
+
+
+def accuracy(run: dict[str, Any]) -> str:
+    """Top-1 of the original and of the chosen file, and the difference with its interval."""
+    judged = run["judged"]
+    low, high = judged["difference_ci"]
+    change = f"{judged['difference']:+.1f} ({low:+.1f} to {high:+.1f})".replace("-", "−")
+    return f"{judged['top1'] - judged['difference']:.1f} → {judged['top1']:.1f} %: {change}"
+
+
 def block(found: dict[str, Any]) -> str:
-    """README's table: milliseconds and how many times sooner than timm in PyTorch, and what of the answers is left."""
-    lines = [
-        "| DeiT-Tiny, pretrained | | PyTorch | ONNX Runtime | OpenVINO | top-1 | same answer |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for size in sorted({row["size"] for row in found["speed"]}):
-        judged = {row["attention"]: row for row in found["accuracy"] if row["size"] == size}
-        for who, attention in (("timm", "full"), ("attendless", ATTENTION)):
-            rows = {r["runtime"]: r for r in found["speed"] if (r["size"], r["who"]) == (size, who)}
-            times = (f"{rows[r]['latency_ms']:,.0f} ms, {rows[r]['eager_speedup']:.2f}×" for r in RUNTIMES)
-            one = judged[attention]
-            low, high = one["difference_ci"]
-            paired = f" ({one['difference']:+.1f}: {low:+.1f} to {high:+.1f})".replace("-", "−")
-            ours = paired if who == "attendless" else ""
-            name = f"`{ATTENTION}`, not trained" if who == "attendless" else "timm"
-            same = f"{100 * one['agreement']:.1f} %" if who == "attendless" else ""
-            lines.append(f"| {size:,} px | {name} | {' | '.join(times)} | {one['top1']:.1f}{ours} | {same} |")
-    counts = {row["size"]: row["images"] for row in found["accuracy"]}
-    images = ", ".join(f"{count:,} at {size:,} px" for size, count in sorted(counts.items()))
+    """The README's table: latency and speed-up over timm in eager fp32, and the accuracy drop of the chosen file."""
+    columns = ["", "", *PRECISIONS, "chosen, against the best without", "top-1 (difference, 95 % interval)"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for run in found["runs"]:
+        where, chosen = f"{run['name']}, {run['size']:,} px", run["chosen"]
+        first = next(row for row in run["variants"] if row["unmodified"] and row["runtime"] == "eager")
+        rest = [cell(fastest(run, precision, unmodified=True)) for precision in PRECISIONS]
+        ours = [cell(fastest(run, precision, unmodified=False)) for precision in PRECISIONS]
+        ours = [f"**{text}**" if p == chosen["precision"] else text for p, text in zip(PRECISIONS, ours, strict=True)]
+        gain = f"**{chosen['speedup'] / best_without(run):.2f}×** by {changes(chosen)}"
+        lines += [
+            f"| {where} | timm, PyTorch | {first['latency_ms']:,.1f} ms | | | | |",
+            f"| | best runtime without attendless | {' | '.join(rest)} | | |",
+            f"| | with `attendless optimize` | {' | '.join(ours)} | {gain} | {accuracy(run)} |",
+        ]
+    images = {run["judged"]["images"] for run in found["runs"]}
     about = (
-        "One thread, batch 1, all by turns; × timm in PyTorch. ONNX Runtime and OpenVINO run our kernels. ImageNet's "
-        f"validation images ({images}; files of a short side of 384 px, so larger ones are scaled up); the difference "
-        "is paired, with its 95 % interval. "
-        f"{stamp_line(found['speed'][-1]['stamp'])}. [Every number](docs/results/front-page.json), by "
-        "`python benchmarks/front_page.py`."
+        "Latency per image and speed-up over timm in PyTorch fp32; one thread, batch 1. Limit: a drop of "
+        f"{found['runs'][0]['goal']['max_drop']:g} percentage point. The chosen file is bold; its top-1 is that on "
+        f"{' and '.join(f'{count:,}' for count in sorted(images))} ImageNet images that `optimize` did not see "
+        "(the weights were trained at 224 px). "
+        "–: not measured, because this CPU has no bf16 instructions or a first timing in int8 was slower than fp32. "
+        f"{stamp_line(found['runs'][-1]['stamp'])}. [Every variant](docs/results/front-page.json)."
     )
     return "\n".join([*lines, "", about])
 

@@ -1,11 +1,12 @@
-"""How does cost grow with the tokens? One layer of every attention against full attention, in one run.
+"""Time one layer of each attention against full attention at growing numbers of tokens.
 
-    python benchmarks/growth.py [SPEC …] [--sides 16 24 32 48 64] [--prefix 0] [--threads 1] [--markdown] [--json F]
+    python benchmarks/growth.py [SPEC …] [--sides 16 24 32 48 64] [--prefix 0] [--threads 1] [--json F] [--publish]
 
-At each side the layers (projections included) take turns on the same tokens of a square grid. Printed: milliseconds,
-the exponent that fits time ~ tokens^exponent over all sides (and the same for multiply-accumulates), and how many times
-quicker than full attention the layer was at the largest side. Expected of what is linear: an exponent near 1, and a
-ratio above 1. The exit code is 1 if a linear one fails.
+At each side of a square grid the layers (projections included) run interleaved on the same tokens. Printed: latency in
+ms, the exponent that fits time ~ tokens^exponent over all sides (and the same for multiply-accumulates), and the
+speed-up over full attention at the largest side. A linear attention should have an exponent near 1 and a speed-up above
+1; the exit code is 1 if one does not. --publish writes docs/results/growth.json and the table in
+docs/results/attentions.md.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from quoting import publish
+from study import by_machine, speed, table
 
 from attendless import Attention, Context, Grid, create
 from attendless.measure.clock import interleave
 from attendless.stamp import stamp, stamp_line
 from attendless_cli.output import write_json
 
-#: Specs whose cost ought to be proportional to the tokens, and some that ought to beat full attention only.
+#: Specs whose cost should be proportional to the tokens; the others should only be faster than full attention.
 LINEAR = (
     "linformer",
     "efficient",
@@ -44,7 +48,7 @@ OTHERS = (
     "foveal:keep=0.25",
     "foveal:keep=0.1",
 )
-#: Room for what a clock on a busy machine adds to an exponent of 1, caches outgrown included.
+#: The largest exponent that still counts as linear: larger inputs leave the caches, and machines are busy.
 NEARLY_LINEAR = 1.25
 
 
@@ -58,14 +62,14 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=25, help="rounds at each side, at least")
     parser.add_argument("--budget", type=float, default=15.0, help="seconds of measurement for each side")
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--json", help="write the rows to this file")
+    parser.add_argument("--publish", action="store_true", help="write the results file and the table of the page")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
     machine = stamp()
     print(stamp_line(machine))
-    print(f"one layer, width {options.dim}, {options.heads} heads, batch 1, fp32; milliseconds by tokens", flush=True)
+    print(f"one layer, width {options.dim}, {options.heads} heads, batch 1, fp32; ms by tokens", flush=True)
     specs = ["full", *(spec for spec in options.specs if spec != "full")]
     tokens = [side**2 + options.prefix for side in options.sides]
     times: dict[str, list[float]] = {spec: [] for spec in specs}
@@ -83,34 +87,42 @@ def main() -> None:
             times[spec].append(result.median(spec))
             macs[spec].append(layer.macs(grid).total)
 
-    columns = ["attention", *(f"{n:,}" for n in tokens), "time^", "MACs^", f"vs full at {tokens[-1]:,}"]
-    line = markdown if options.markdown else plain
-    print(line(columns))
-    if options.markdown:
-        print(line(["---"] * len(columns)))
     rows, failed = [], []
     for spec in specs:
         versus = result.compare(spec, "full")
         grown, counted = exponent(tokens, times[spec]), exponent(tokens, macs[spec])
-        quartiles = f"{versus.ratio:.2f}x ({versus.quartiles[0]:.2f}–{versus.quartiles[1]:.2f})"
-        print(line([spec, *(f"{1e3 * s:.2f}" for s in times[spec]), f"{grown:.2f}", f"{counted:.2f}", quartiles]))
         if spec in LINEAR and not (grown <= NEARLY_LINEAR and versus.ratio > 1):
             failed.append(spec)
         points = zip(tokens, times[spec], macs[spec], strict=True)
         row = {"attention": spec, "exponent": grown, "macs_exponent": counted, "tokens": tokens[-1]}
-        row |= {"speedup": versus.ratio, "spread": versus.spread}
+        row |= {"speedup": versus.ratio, "quartiles": list(versus.quartiles), "spread": versus.spread}
         rows.append(row | {"growth": [{"tokens": n, "latency_ms": 1e3 * s, "macs": m} for n, s, m in points]})
-    write_json(options.json, {"stamp": machine, "rows": rows})
+    found = {"stamp": machine, "rows": rows}
+    print(block({"": found}))
+    write_json(options.json, found)
+    if options.publish:
+        publish("growth", machine["torch_capability"], found)
     if failed:
         sys.exit(f"not linear, or slower than full attention: {', '.join(failed)}")
 
 
-def plain(cells: Sequence[str]) -> str:
-    return f"{cells[0]:<32}" + "".join(f"{cell:>9}" for cell in cells[1:-1]) + f"  {cells[-1]}"
+def block(found: Mapping[str, Any]) -> str:
+    return by_machine(found, section)
 
 
-def markdown(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def section(found: Mapping[str, Any]) -> str:
+    """The table of one machine."""
+    points = found["rows"][0]["growth"]
+    last = f"speed-up at {points[-1]['tokens']:,}"
+    columns = ["attention", *(f"{point['tokens']:,}" for point in points), "time^", "MACs^", last]
+    lines = [
+        [
+            *(row["attention"], *(f"{point['latency_ms']:.2f}" for point in row["growth"])),
+            *(f"{row['exponent']:.2f}", f"{row['macs_exponent']:.2f}", speed(row)),
+        ]
+        for row in found["rows"]
+    ]
+    return f"{table(columns, lines)}\n\n{stamp_line(found['stamp'])}"
 
 
 def call(layer: Attention, x: torch.Tensor, context: Context) -> Callable[[], None]:

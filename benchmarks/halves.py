@@ -1,10 +1,11 @@
-"""Learning full attention in half precision on a CPU: PyTorch's fused kernel against products whose weights are kept.
+"""bf16 training of full attention on a CPU: PyTorch's fused kernel against matrix products with stored weights.
 
     python benchmarks/halves.py [--tokens 65 145 197 577 1025] [--budget 2]
 
-A forward and the way back of one attention, bf16, one thread, by turns, in seconds of the thread's own processor time:
-milliseconds, and the median of paired ratios with quartiles. `attendless.sparse.fused` chooses the second where a
-gradient is wanted. The batch is as large as keeps the number of pairs of tokens about the same.
+Interleaved benchmark of the forward and backward pass of one attention in bf16 with one thread. The table shows the CPU
+time in milliseconds and the speed-up of the matrix products: the median of paired ratios, with quartiles.
+`attendless.sparse.fused` uses the matrix products when gradients are required. The batch is chosen so that every row
+has about the same number of token pairs.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from attendless.measure.clock import interleave
 from attendless.sparse import fused
 from attendless.stamp import stamp, stamp_line
 
-#: Pairs of tokens in one call, all heads of width 192 in all.
+#: Token pairs per call, summed over batch and heads; the heads have 192 channels together.
 PAIRS = 8e6
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tokens", type=int, nargs="+", default=[65, 145, 197, 577, 1025])
-    parser.add_argument("--budget", type=float, default=2.0, help="seconds for each number of tokens and width")
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds of timing per row")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = [row(tokens, width, args.budget) for tokens in args.tokens for width in (32, 64)]
-    columns = ["tokens", "batch × heads × width", "fused, ms", "products, ms", "× sooner (quartiles)"]
+    columns = ["tokens", "batch × heads × width", "fused kernel, ms", "matrix products, ms", "speed-up (quartiles)"]
     print(table(columns, rows))
     print(f"\n{stamp_line(stamp())}")
 

@@ -1,9 +1,9 @@
-"""Where do the points of `--recipe imagenette` come from? A short training of it, and one without each of its parts.
+"""Ablation of `--recipe imagenette`: a short training run with all of its parts, and one run without each part.
 
     python benchmarks/imagenette.py IMAGENETTE --out DIR [--minutes M] [--json F]
 
-A quarter of the pictures, 64 px, six epochs: a part that takes long to pay is worth more in a whole training than here.
-Killed and started again, it goes on where it was.
+IMAGENETTE is the data set's folder. Each run trains for six epochs on a quarter of the images at 64 px. Parts that need
+long training contribute more in a full run than here. An interrupted run resumes when the same command is run again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", help="Imagenette's folder")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no run after so many")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no new run after this many minutes")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     carry_out(STUDY, args.data, args.out, minutes=args.minutes, say=lambda text: print(text, flush=True))

@@ -1,19 +1,20 @@
-"""Less attention on real weights and images: saturation, fitted, distilled, timed; and what LaViT's parts are worth.
+"""LaViT's less attention in a pretrained DeiT-Tiny: similarity of layers, accuracy, latency, and an ablation.
 
     python benchmarks/lavit.py WEIGHTS DISTIL EVAL --out DIR [--small DATA] [--more FOLDER:TIMES …] [--stage S …]
 
-WEIGHTS are DeiT-Tiny's; DISTIL is a folder of images to fit to and learn from, whose labels are not used; EVAL one of
-labelled images to be judged on; DATA (for `ablate`) a folder of class folders that fits a small model. `--more` names
-folders of other pictures to learn from, each with how often (0.5: every second of them); so may DISTIL. Stages:
+WEIGHTS is a file with DeiT-Tiny's weights. DISTIL is a folder of images for fitting and distillation; its labels are
+not used. EVAL is a folder of labelled images for evaluation. DATA (for `ablate`) is a folder of class folders to train
+a small model on. `--more` adds folders of images for distillation. TIMES repeats or thins a folder: 3 uses each image
+three times, 0.5 uses every second image. DISTIL also accepts `:TIMES`. Stages and their output:
 
-    saturation  how alike the scores of neighbouring layers are                          DIR/saturation.json
-    fit         4, 6 and 8 vanilla layers, copied and fitted without training            DIR/rows.json
+    saturation  similarity of the scores of neighbouring layers                          DIR/saturation.json
+    fit         accuracy with 4, 6 and 8 vanilla layers, without training                DIR/rows.json
     distil      the same after a short distillation                                      DIR/distil-…/, DIR/rows.json
-    time        each against the dense model, by turns                                   DIR/times.json
-    ablate      a small LaViT without each of its parts, three seeds                   DIR/ablate-…/, DIR/ablation.json
-    report      the tables in Markdown, from what there is so far                        DIR/tables.md
+    time        interleaved benchmark of each variant against the original model         DIR/times.json
+    ablate      train a small LaViT without each of its parts, three seeds             DIR/ablate-…/, DIR/ablation.json
+    report      tables in Markdown, from the results available so far                    DIR/tables.md
 
-Killed and started again, every stage goes on where it was.
+An interrupted stage resumes when the same command is run again.
 """
 
 from __future__ import annotations
@@ -43,10 +44,12 @@ from attendless.train import Run, distill, train
 
 MODEL = "deit_tiny_patch16_224"
 VANILLA = (8, 6, 4)
-#: As copies of the layer before, and fitted: heads mixed alone, Δ of low rank, the poster's dense maps.
+#: Options of `lavit` by variant: scores copied unchanged from the layer before, or transformed by a fitted map: of the
+#: heads alone, of low rank (the default), or the dense maps of the LaViT poster.
 MAPS = {"copied": "map=none", "heads": "map=none", "default": "", "dense": "map=dense"}
-#: How those with so many vanilla layers learn: the first for long, and it wants many pictures. What stands two layers
-#: before the first that reads stays as it was: so few pictures would spoil it, and it need not be gone back through.
+#: Distillation settings by number of vanilla layers. With 8, distillation takes longest and requires many images.
+#: `lesson` freezes the layers that are more than two before the first less-attention layer: training them on so few
+#: images lowers accuracy, and the backward pass can stop there.
 LESSON = "lr=3e-4,batch=32,cutmix=1.0,precision=bf16"
 LESSONS = {
     8: f"epochs=7,loss.tokens=0.5,mixup=0.8,crop_scale=0.25/1.0,{LESSON}",
@@ -54,7 +57,7 @@ LESSONS = {
     4: f"epochs=4,loss.tokens=0.2,{LESSON}",
 }
 FITTED_TO = 32
-#: What is changed in a small LaViT; `dp` is in the spec of its less attention.
+#: Changes to the arguments of `small`, by row of the ablation; `dp` is part of the less-attention spec.
 ABLATION: dict[str, dict[str, Any]] = {
     "LaViT": {},
     "w/o LA": {"less": None, "carry": "none"},
@@ -74,7 +77,7 @@ def main() -> None:
     parser.add_argument("eval")
     parser.add_argument("--small", help="folder of class folders, for the ablation")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--more", nargs="+", default=[], help="FOLDER:TIMES, for distil: other pictures to learn from")
+    parser.add_argument("--more", nargs="+", default=[], help="FOLDER:TIMES: more images for distillation")
     stages = {
         "saturation": saturation,
         "fit": fitted,
@@ -84,8 +87,8 @@ def main() -> None:
         "report": report,
     }
     parser.add_argument("--stage", nargs="+", choices=stages, default=list(stages))
-    parser.add_argument("--only", default="", help="of each stage: only what this regular expression finds")
-    parser.add_argument("--images", type=int, help="how many images of EVAL, spread over all of them (default: all)")
+    parser.add_argument("--only", default="", help="run only the rows whose name matches this regular expression")
+    parser.add_argument("--images", type=int, help="evaluate on this many evenly spaced images of EVAL (default: all)")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -94,13 +97,15 @@ def main() -> None:
         stages[stage](args)
 
 
-# What neighbouring layers have in common -----------------------------------------------------------------------------
+# Similarity of neighbouring layers -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def saturation(args: argparse.Namespace) -> None:
-    """Between each layer and the one before: the correlation of their scores, rows centred, head by head and with the
-    head that is most alike; the cosine of their maps, heads averaged."""
+    """Similarity of each layer to the layer before, averaged over images.
+
+    Measured are the correlation of the scores, with rows centred, of the same head (`same`) and of the most similar
+    head (`best`), and the cosine similarity of the attention maps averaged over heads (`map`)."""
     if (args.out / "saturation.json").is_file():
         return
     model = convert(open_model(MODEL, weights=args.weights), "full").eval()
@@ -114,11 +119,11 @@ def saturation(args: argparse.Namespace) -> None:
             scores = block.attn.scale * q @ k.mT
             if before is not None:
                 a, b = (flat(s - s.mean(-1, keepdim=True)) for s in (before, scores))
-                alike = (b @ a.mT).mean(0)
+                similarity = (b @ a.mT).mean(0)
                 maps = [s.softmax(-1).mean(1) for s in (before, scores)]
                 row = rows[step.number - 1]
-                row["same"].append(float(alike.diagonal().mean()))
-                row["best"].append(float(alike.amax(1).mean()))
+                row["same"].append(float(similarity.diagonal().mean()))
+                row["best"].append(float(similarity.amax(1).mean()))
                 row["map"].append(float(torch.cosine_similarity(*maps, dim=-1).mean()))
             before = scores
     found = [{name: fmean(values) for name, values in row.items()} for row in rows]
@@ -137,54 +142,54 @@ def spec(vanilla: int, maps: str) -> str:
 
 
 def fitted(args: argparse.Namespace) -> None:
-    dense = open_model(MODEL, weights=args.weights)
+    original = open_model(MODEL, weights=args.weights)
     images = load_images(
-        open_data(args.distil.partition(":")[0], labels=False), preprocessing(dense, (224, 224)), FITTED_TO
+        open_data(args.distil.partition(":")[0], labels=False), preprocessing(original, (224, 224)), FITTED_TO
     )
     for vanilla in VANILLA:
         names = {f"{maps} {vanilla}": maps for maps in MAPS}
         fits = {name: None if maps == "copied" else images for name, maps in names.items()}
-        judge(args, dense, {n: partial(build, dense, spec(vanilla, maps), fits[n]) for n, maps in names.items()})
+        judge(args, original, {n: partial(build, original, spec(vanilla, maps), fits[n]) for n, maps in names.items()})
 
 
-def build(dense: Any, text: str, images: Any) -> Any:
-    return convert(dense, text, below_breakeven="keep", fit=images).eval()
+def build(original: Any, text: str, images: Any) -> Any:
+    return convert(original, text, below_breakeven="keep", fit=images).eval()
 
 
 def distilled(args: argparse.Namespace) -> None:
-    dense = open_model(MODEL, weights=args.weights)
+    original = open_model(MODEL, weights=args.weights)
     for vanilla in VANILLA:
         name = f"distilled {vanilla}"
         if name not in read(args.out / "rows.json") and re.search(args.only, name):
             whole(distill(
-                MODEL, pictures(args), attention=spec(vanilla, "default"), weights=args.weights, eval_every=100,
+                MODEL, images_of(args), attention=spec(vanilla, "default"), weights=args.weights, eval_every=100,
                 out=student(args, vanilla).parent, run=Run(workers=0, log_every=20),
                 change={"new": "epochs=0", "all": lesson(vanilla)},
             ))  # fmt: skip
-        judge(args, dense, {name: partial(load, student(args, vanilla))})
+        judge(args, original, {name: partial(load, student(args, vanilla))})
 
 
-def pictures(args: argparse.Namespace) -> str:
+def images_of(args: argparse.Namespace) -> str:
     return gathered(args.out / "pictures", args.distil, args.more)
 
 
 def lesson(vanilla: int) -> str:
-    learns = [*(f"blocks.{i}.*" for i in range(vanilla - 2, 12)), "norm.*", "head.*"]
-    return f"{LESSONS[vanilla]},trained={'/'.join(learns)}"
+    trained = [*(f"blocks.{i}.*" for i in range(vanilla - 2, 12)), "norm.*", "head.*"]
+    return f"{LESSONS[vanilla]},trained={'/'.join(trained)}"
 
 
 def student(args: argparse.Namespace, vanilla: int) -> Path:
     return Path(args.out, f"distil-{vanilla}", "last.safetensors")
 
 
-def judge(args: argparse.Namespace, dense: Any, make: dict[str, Callable[[], Any]]) -> None:
-    """Evaluate models beside the dense one, but for those that have been."""
+def judge(args: argparse.Namespace, original: Any, make: dict[str, Callable[[], Any]]) -> None:
+    """Evaluate models against the original model; skip models that already have a result."""
     found = read(args.out / "rows.json")
     models = {name: made() for name, made in make.items() if name not in found and re.search(args.only, name)}
     if not models:
         return
-    source, transform = open_data(args.eval, "val"), preprocessing(dense, (224, 224))
-    for name, accuracy in evaluate(dense, models, source, transform, limit=args.images, workers=0).items():
+    source, transform = open_data(args.eval, "val"), preprocessing(original, (224, 224))
+    for name, accuracy in evaluate(original, models, source, transform, limit=args.images, workers=0).items():
         found[name] = vars(accuracy) | {"total": count(models[name]).total, "attention": models[name].attention}
         print(f"{name}: {accuracy.top1:.1f}", flush=True)
     write(args.out / "rows.json", found | {"stamp": stamp()})
@@ -192,14 +197,14 @@ def judge(args: argparse.Namespace, dense: Any, make: dict[str, Callable[[], Any
 
 def interleave(args: argparse.Namespace) -> None:
     found = read(args.out / "times.json")
-    dense = open_model(MODEL, weights=args.weights)
+    original = open_model(MODEL, weights=args.weights)
     for vanilla in VANILLA:
         for maps in ("heads", "default", "dense"):
             name = f"{maps} {vanilla}"
             if name in found or not re.search(args.only, name):
                 continue
             row = attendless.bench(
-                build(dense, spec(vanilla, maps), None), like=dense, threads=args.threads, budget=6.0,
+                build(original, spec(vanilla, maps), None), like=original, threads=args.threads, budget=6.0,
                 memory=False, throughput=False, parts=False,
             )  # fmt: skip
             found[name] = {"speedup": row.speedup, "quartiles": list(row.compared.quartiles), "ms": row.latency_ms}
@@ -207,13 +212,13 @@ def interleave(args: argparse.Namespace) -> None:
             print(name, row.verdict, flush=True)
 
 
-# What the parts are worth --------------------------------------------------------------------------------------------
+# Ablation ------------------------------------------------------------------------------------------------------------
 
 
 def small(
     classes: int, less: str | None = "lavit:map=dense,mix=false", carry: str = "grid", dp: str = "dp=1"
 ) -> Pyramid:
-    """A LaViT of a million weights for images of 64 px: 16², 8², 4² and 2² tokens."""
+    """A LaViT with a million parameters for images of 64 px; its stages have 16², 8², 4² and 2² tokens."""
     third, fourth = (f"{less},{dp},ratio=2", f"{less},{dp}") if less else ("reduced", "full")
     return Pyramid(
         f"reduced:ratio=8/reduced:ratio=4/reduced/reduced/{third}/{third}/full/{fourth}",
@@ -258,7 +263,11 @@ def saturated(args: argparse.Namespace) -> str:
     found = read(args.out / "saturation.json")
     if not found:
         return ""
-    lines = ["### Saturation", "| layers | same head | most alike head | maps, heads averaged |", "|---" * 4 + "|"]
+    lines = [
+        "### Saturation",
+        "| layers | same head | most similar head | maps averaged over heads |",
+        "|---" * 4 + "|",
+    ]
     for number, row in enumerate(found["rows"]):
         lines.append(f"| {number} → {number + 1} | {row['same']:.2f} | {row['best']:.2f} | {row['map']:.2f} |")
     return "\n".join([*lines, "", f"{found['images']} images; {stamp_line(found['stamp'])}"])
@@ -269,8 +278,8 @@ def judged(args: argparse.Namespace) -> str:
     if not rows:
         return ""
     lines = [
-        "### Without training, and after",
-        "| | vanilla layers | top-1 | against dense (95 %) | same answer | MACs | time |",
+        "### Accuracy without training and after distillation",
+        "| | vanilla layers | top-1 % | accuracy change (95 %) | top-1 agreement | MACs | speed-up |",
         "|---" * 7 + "|",
     ]
     for vanilla in VANILLA:
@@ -291,7 +300,7 @@ def ablated(args: argparse.Namespace) -> str:
     found = read(args.out / "ablation.json")
     if not found:
         return ""
-    lines = ["### What the parts are worth", "| | top-1 of each seed | mean ± s.d. | MACs |", "|---" * 4 + "|"]
+    lines = ["### Ablation", "| | top-1 of each seed | mean ± s.d. | MACs |", "|---" * 4 + "|"]
     for name in ABLATION:
         runs = [found[f"{name} {seed}"] for seed in SEEDS if f"{name} {seed}" in found]
         if runs:

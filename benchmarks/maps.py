@@ -1,4 +1,4 @@
-"""Whether a model that was asked for its maps is slower afterwards than one that never was.
+"""Does computing attention maps slow a model down afterwards? Interleaved benchmark against an untouched copy.
 
 python benchmarks/maps.py deit_tiny_patch16_224 --attention full foveal:keep=0.1
 """
@@ -24,13 +24,15 @@ def main() -> None:
     parser.add_argument("--budget", type=float, default=20.0)
     args = parser.parse_args()
     for attention in args.attention:
-        never, asked = (open_model(args.model, attention=attention, below_breakeven="keep") for _ in range(2))
-        image = torch.randn(1, 3, *input_size(asked))
-        attendless.maps(asked, image, query=(20, 20))
-        attendless.maps(asked, image)
+        untouched, mapped = (open_model(args.model, attention=attention, below_breakeven="keep") for _ in range(2))
+        image = torch.randn(1, 3, *input_size(mapped))
+        attendless.maps(mapped, image, query=(20, 20))
+        attendless.maps(mapped, image)
         with torch.inference_mode():
-            timed = interleave({"never": partial(never, image), "asked": partial(asked, image)}, budget=args.budget)
-        found = timed.compare("asked", "never")
+            timed = interleave(
+                {"untouched": partial(untouched, image), "mapped": partial(mapped, image)}, budget=args.budget
+            )
+        found = timed.compare("mapped", "untouched")
         verdict = "distinguishable" if found.distinguishable else "not distinguishable"
         low, high = found.interval
         print(f"{attention}: {found.ratio:.3f}× ({low:.3f} to {high:.3f}, {found.pairs} rounds): {verdict}")

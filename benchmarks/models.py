@@ -1,18 +1,24 @@
-"""What do the models people run at high resolution gain? Each as it comes, against the same attending less.
+"""Speed-up and memory of published models with efficient attention, at the image sizes that they are used with.
 
     python benchmarks/models.py [NAME …] [--json F] [--into PAGE] [--again] [--threads 1] [--budget 60] [--pairs 10]
-                                [--busy] [--no-time] [--no-memory]
+                                [--busy] [--no-time] [--no-memory] [--openvino]
 
-For each model, at its usual size, in one run: Amdahl's cap of its blocks, milliseconds as timm or transformers run it
-(their fused path), how many times sooner it is attending less (the two take turns; median of paired ratios, quartiles
-behind it), peak memory of either in a process of its own, and by how much the outputs differ when every key is seen
-(`foveal:keep=1`): that is rounding, and proves that nothing was mistaken. (Of Swin: with its own windows.)
+For each model the benchmark measures:
 
-The weights are random: they prove equality and speed, and nothing about accuracy. (LayerScale begins near 0 and would
-hide what attention does: it is set to 1.) Every model is kept in the JSON file as soon as it was measured, and those
-that are there are not measured again: a run that was killed goes on. The table is made of the file; `--into` puts it
-between two comments of a page. On a machine with other work to do, `--busy` counts the processor's seconds (of one
-thread) in place of the clock's.
+    max. speed-up  upper bound for the blocks by Amdahl's law, from MACs
+    ms             latency of the unmodified model (timm or transformers, with PyTorch's fused attention), and of the
+                   model with efficient attention
+    speed-up       median of paired ratios of an interleaved benchmark, with quartiles
+    MB             peak memory of both models, each in a separate process
+    keep=1         largest difference of the outputs with `foveal:keep=1`, relative to the largest output. This
+                   attention sees every key, so only rounding differs. (For Swin: with its own windows.)
+
+`--openvino` also exports models of timm, with and without efficient attention, and compares them in OpenVINO in fp32.
+
+The weights are random, so the results show equality and speed, and nothing about accuracy. LayerScale is set to 1: it
+starts near 0, which would hide differences of the attention. Each model is stored in the JSON file as soon as it is
+measured, so an interrupted run resumes; `--again` measures stored models again. `--into` writes the table of the file
+between two comments of a page. `--busy` measures CPU time (of one thread), for a machine with other work.
 """
 
 from __future__ import annotations
@@ -23,34 +29,44 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+from quoting import quote
 from study import Rows, table
 from torch import Tensor, nn
 
 import attendless
 from attendless import UserError
+from attendless.convert.conversion import convert_with_report
 from attendless.measure.clock import device_timer, enough, interleave
 from attendless.measure.memory import peak_memory
+from attendless.measure.runtime import find_runtimes
 from attendless.sizes import size_text
 from attendless.stamp import stamp, stamp_line
-from attendless.storage import atomic
 
 FOVEAL, EVERYTHING = "foveal:keep=0.1", "foveal:keep=1"
-START, END = "<!-- benchmarks/models.py --json docs/results/models.json --into docs/models.md -->", "<!-- end -->"
 SWIN = "window+window:shift=3"
+#: Results with trained weights, by model and attention, with a link to their page.
+QUALITY = {
+    ("timm · DeiT-T", FOVEAL): "top-1 [+0.8 points](results/convert.md), ImageNet subset",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A model by the name people know: how it is built, the size it is used at, and what it is asked to attend with.
+    """A model of the table.
 
-    `patched`: in place; else by `convert`. `frames`: of the video that is its input. `exact` computes what it computed.
+    make: builds the model.
+    size: height and width of its images.
+    patched: use `patch`; otherwise `convert`.
+    attentions: the specs that are compared with the unmodified model.
+    frames: number of frames of a video model; 0 for images.
+    exact: a spec that computes the same function as the unmodified model.
     """
 
     make: Callable[[], Any]
@@ -62,7 +78,7 @@ class Row:
 
 
 class Images(nn.Module):
-    """A model that is called with images [B, C, H, W], whatever it calls them, and answers with tensors."""
+    """Wrapper with one interface for all models: takes images [B, C, H, W], returns the output tensors as a list."""
 
     def __init__(self, model: nn.Module, frames: int) -> None:
         super().__init__()
@@ -73,10 +89,10 @@ class Images(nn.Module):
         return tensors(self.model(given))
 
 
-def tensors(answer: Any) -> list[Tensor]:
-    if isinstance(answer, Tensor):
-        return [answer] if answer.is_floating_point() else []
-    parts = answer.values() if hasattr(answer, "values") else answer if isinstance(answer, tuple | list) else ()
+def tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    parts = output.values() if hasattr(output, "values") else output if isinstance(output, tuple | list) else ()
     return [tensor for part in parts for tensor in tensors(part)]
 
 
@@ -85,7 +101,7 @@ def from_timm(name: str, size: int, *, patched: bool = False, **more: Any) -> Ro
 
 
 def from_hf(name: str, size: int | tuple[int, int], frames: int = 0, **config: Any) -> Row:
-    """A class of transformers' with the configuration it is published with."""
+    """A model class of transformers with the configuration of a published checkpoint."""
 
     def make() -> Any:
         import transformers
@@ -132,13 +148,16 @@ ROWS: dict[str, Row] = {
     "HF · OWLv2 B/16": from_hf("Owlv2VisionModel", 960, **BASE, intermediate_size=3072, image_size=960, patch_size=16),
     "HF · YOLOS-S": from_hf("YolosModel", (512, 864), **SMALL, intermediate_size=1536, image_size=[512, 864]),
     "HF · SAM 2 Hiera-T": from_hf("Sam2HieraDetModel", 1024),
-    "HF · SAM ViT-B": dataclasses.replace(from_hf("SamVisionModel", 1024), attentions=("full", FOVEAL)),
+    # transformers would draw its weights with a deviation of 1e-10, which makes every output equal.
+    "HF · SAM ViT-B": dataclasses.replace(
+        from_hf("SamVisionModel", 1024, initializer_range=0.02), attentions=("full", FOVEAL)
+    ),
     "HF · VideoMAE B, 16 frames": from_hf("VideoMAEModel", 224, 16, **BASE, intermediate_size=3072),
 }
 
 
 def build(name: str, attention: str | None = None, keep: bool = False) -> nn.Module:
-    """The row's model as it comes, or attending with `attention`."""
+    """The unmodified model of a row, or the model with `attention`."""
     row = ROWS[name]
     return Images(attending(row, made(row), attention, keep)[0], row.frames)
 
@@ -154,37 +173,35 @@ def made(row: Row) -> Any:
 
 
 def attending(row: Row, model: Any, attention: str | None, keep: bool = False) -> tuple[Any, Any]:
-    """The model and the report of what was done to it."""
+    """The model with `attention`, and the report of the conversion."""
     if attention is None:
         return model, None
     below: Any = "keep" if keep else "full"
     if row.patched:
         return model, attendless.patch(model, attention, size=row.size, below_breakeven=below)
-    from attendless.convert import convert_with_report
-
     return convert_with_report(model, attention, below_breakeven=below)
 
 
 def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for each attention of a model."""
+    """Latency and exactness of one model: one row per attention."""
     row = ROWS[name]
     model = made(row)
     images = torch.rand(1, 3 * max(row.frames, 1), *row.size)
-    contestants, reports = {"as it comes": Images(model, row.frames)}, {}
+    variants, reports = {"unmodified": Images(model, row.frames)}, {}
     for attention in row.attentions:
-        less, reports[attention] = attending(row, copy.deepcopy(model), attention)
-        contestants[attention] = Images(less.eval(), row.frames)
-    calls = {key: call(each, images) for key, each in contestants.items()}
+        changed, reports[attention] = attending(row, copy.deepcopy(model), attention)
+        variants[attention] = Images(changed.eval(), row.frames)
+    calls = {key: call(each, images) for key, each in variants.items()}
     timer = processor_seconds if options.busy else device_timer()
     found = interleave(calls, timer=timer, budget=max(options.budget, options.pairs * sum(map(timer, calls.values()))))
     exact, _ = attending(row, copy.deepcopy(model), row.exact, keep=True)
     with torch.inference_mode():
-        a, b = contestants["as it comes"](images), Images(exact.eval(), row.frames)(images)
+        a, b = variants["unmodified"](images), Images(exact.eval(), row.frames)(images)
     difference = max(float((x - y).abs().max() / x.abs().max()) for x, y in zip(a, b, strict=True))
-    del contestants, exact, model, less
+    del variants, exact, model, changed
     rows = []
     for attention, report in reports.items():
-        versus, done = found.compare(attention, "as it comes"), [x for x in report.layers if x.decision == "converted"]
+        versus, done = found.compare(attention, "unmodified"), [x for x in report.layers if x.decision == "converted"]
         rows.append(
             {
                 "model": name,
@@ -195,7 +212,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                 "converted": len(done),
                 "layers": len(report.layers),
                 "cap": report.before.cap,
-                "ms": 1e3 * found.median("as it comes"),
+                "ms": 1e3 * found.median("unmodified"),
                 "ms_less": 1e3 * found.median(attention),
                 "speedup": versus.ratio,
                 "quartiles": versus.quartiles,
@@ -208,8 +225,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def memory(name: str, attentions: Sequence[str], threads: int) -> list[dict[str, float]]:
-    """Peak MB of a model as it comes and attending with each of `attentions`, all in processes of their own that import
-    this file."""
+    """Peak memory in MB of the unmodified model and of each attention, each in a new process that imports this file."""
     row = ROWS[name]
     here = str(Path(__file__).resolve().parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
@@ -218,6 +234,26 @@ def memory(name: str, attentions: Sequence[str], threads: int) -> list[dict[str,
         peak_memory("models:build", {"name": name, "attention": which}, **more).peak for which in (None, *attentions)
     )
     return [{"mb": before, "mb_less": peak} for peak in after]
+
+
+def in_openvino(name: str, attentions: Sequence[str], options: argparse.Namespace) -> list[dict[str, float]]:
+    """The speed-up of each attention over the unmodified model, both exported to OpenVINO."""
+    import attendless.export  # noqa: F401  (registers the runtime)
+
+    row, model = ROWS[name], made(ROWS[name])
+    images = torch.rand(1, 3, *row.size)
+    (runtime,) = find_runtimes(["openvino"])
+    full, _ = convert_with_report(model, "full")
+    calls = {"unmodified": runtime.prepare(full.eval(), images)}
+    for attention in attentions:
+        calls[attention] = runtime.prepare(attending(row, copy.deepcopy(model), attention)[0].eval(), images)
+    seconds = sum(map(device_timer(), calls.values()))
+    found = interleave(calls, timer=device_timer(), budget=max(options.budget, options.pairs * seconds))
+    compared = {attention: found.compare(attention, "unmodified") for attention in attentions}
+    return [
+        {"openvino": one.ratio, "openvino_quartiles": one.quartiles, "openvino_ms": 1e3 * found.median(attention)}
+        for attention, one in compared.items()
+    ]
 
 
 def processor_seconds(call: Callable[[], object]) -> float:
@@ -235,7 +271,8 @@ def call(model: nn.Module, images: Tensor) -> Callable[[], None]:
 
 
 COLUMNS = (
-    *("model", "px", "grid", "attention", "layers", "cap", "ms", "speed-up (quartiles)", "MB", "keep=1 differs by"),
+    *("model", "px", "grid", "attention", "layers", "max. speed-up", "ms", "speed-up fp32 (quartiles)"),
+    *("OpenVINO fp32", "MB", "quality", "keep=1 differs by"),
 )
 
 
@@ -253,30 +290,33 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['cap']:.2f}×",
         f"{row['ms']:,.0f} → {row['ms_less']:,.0f}",
         speed,
+        f"{row['openvino']:.2f}× ({row['openvino_ms']:,.0f} ms)" if "openvino" in row else "",
         f"{row['mb']:,.0f} → {row['mb_less']:,.0f}" if "mb" in row else "",
+        QUALITY.get((row["model"], row["attention"]), "random weights"),
         f"{row['difference_seeing_everything']:.0e}",
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help=f"parts of models' names (default: all): {', '.join(ROWS)}")
+    parser.add_argument("names", nargs="*", help=f"parts of the names of models (default: all): {', '.join(ROWS)}")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds of the interleave of each model, at least")
-    parser.add_argument("--pairs", type=int, default=10, help="of turns at least (fewer than 8 give no verdict)")
-    parser.add_argument("--no-time", dest="time", action="store_false", help="interleave no models")
-    parser.add_argument("--no-memory", dest="memory", action="store_false", help="measure no memory")
-    parser.add_argument("--json", type=Path, default=Path("models.json"), help="the file that keeps what was measured")
-    parser.add_argument("--into", type=Path, help="put the table into this page")
-    parser.add_argument("--again", action="store_true", help="measure what is in the file again")
-    parser.add_argument("--busy", action="store_true", help="count the processor's seconds, not the clock's")
+    parser.add_argument("--budget", type=float, default=60.0, help="minimum seconds of timing per model")
+    parser.add_argument("--pairs", type=int, default=10, help="minimum number of pairs (no verdict below 8)")
+    parser.add_argument("--no-time", dest="time", action="store_false", help="do not measure latency")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure memory")
+    parser.add_argument("--openvino", action="store_true", help="also time the models of timm in OpenVINO")
+    parser.add_argument("--json", type=Path, default=Path("models.json"), help="results file")
+    parser.add_argument("--into", type=Path, help="write the table into this page")
+    parser.add_argument("--again", action="store_true", help="measure stored models again")
+    parser.add_argument("--busy", action="store_true", help="measure CPU time instead of elapsed time")
     options = parser.parse_args()
     if options.busy and options.threads != 1:
-        sys.exit("--busy counts the seconds of one thread: expected --threads 1")
+        sys.exit("--busy measures the CPU time of one thread: expected --threads 1")
     torch.set_num_threads(options.threads)
     chosen = [name for name in ROWS if not options.names or any(part.lower() in name.lower() for part in options.names)]
     if not chosen:
-        sys.exit(f"no model is called like {' or '.join(options.names)}. There are: {', '.join(ROWS)}")
+        sys.exit(f"no model has a name like {' or '.join(options.names)}. Models: {', '.join(ROWS)}")
     kept, failed = Rows(options.json), []
     for name in chosen:
         try:
@@ -286,19 +326,23 @@ def main() -> None:
             if options.memory and any("mb" not in row for row in rows):
                 found = memory(name, [row["attention"] for row in rows], options.threads)
                 kept.keep({name: kept[name] | {"rows": [row | peak for row, peak in zip(rows, found, strict=True)]}})
+                rows = kept[name]["rows"]
+            if options.openvino and any("openvino" not in row for row in rows):
+                found = in_openvino(name, [row["attention"] for row in rows], options)
+                kept.keep({name: kept[name] | {"rows": [row | one for row, one in zip(rows, found, strict=True)]}})
         except (UserError, RuntimeError, ImportError) as error:
             failed.append(f"{name}: {error}")
         print(*(" | ".join(cells(row)) for row in kept.get(name, {"rows": []})["rows"]), sep="\n", flush=True)
-    text = page_text(kept)
+    text = block(kept)
     print(text)
     if options.into:
-        put(options.into, text)
+        quote(options.into, "models", text)
     if failed:
         sys.exit("\n".join(failed))
 
 
-def page_text(kept: Rows) -> str:
-    """The table of all that was measured, and under it where and when."""
+def block(kept: Mapping[str, Any]) -> str:
+    """The table of all stored models, followed by the conditions of the measurements."""
     known = [name for name in ROWS if name in kept]
     foot: dict[str, list[str]] = {}
     for name in known:
@@ -308,18 +352,12 @@ def page_text(kept: Rows) -> str:
     rows = [cells(row) for name in known for row in kept[name]["rows"]]
     missing = [name for name in ROWS if name not in kept]
     lines += [f"Not measured yet: {', '.join(missing)}."] if missing else []
+    lines += ["An empty cell was not measured; bf16 and int8 were measured for none of these rows."]
     return "\n".join([table(list(COLUMNS), rows), "", "Batch 1, fp32. " + " ".join(lines)])
 
 
-def put(page: Path, text: str) -> None:
-    """Let the table stand between the comments of a page."""
-    before, rest = page.read_text().split(START, 1)
-    with atomic(page) as temporary:
-        temporary.write_text("\n".join([before + START, text, END + rest.split(END, 1)[1]]))
-
-
 def conditions(busy: bool) -> str:
-    clock = " · seconds of the processor, on a machine with other work" if busy else ""
+    clock = " · CPU time, on a machine with other work" if busy else ""
     return f"{stamp_line(stamp())} · transformers {version('transformers')}{clock}"
 
 

@@ -1,10 +1,10 @@
-"""Is the clock's verdict to be trusted? Plant a slowdown, then none, and count what it says.
+"""Are the verdicts of the interleaved benchmark reliable? Compare equal calls, then calls with a known slowdown.
 
     python benchmarks/planted.py [--repeats 20] [--slowdown 0.2] [--size 224] [--threads 1] [--idle]
 
-A DeiT-Tiny forward races itself, once with a planted slowdown and once without, while another process keeps one core
-busy (unless `--idle`). Expected: the slowdown is called distinguishable in at least 19 of 20 repeats, the equal pair in
-at most 1 of 20.
+The benchmark compares a DeiT-Tiny forward pass with itself, and with a copy that is artificially slowed down. Another
+process keeps one core busy (unless `--idle`). Expected: the slowdown is distinguishable in at least 19 of 20 repeats,
+the equal pair in at most 1 of 20.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from attendless.measure.clock import Comparison, interleave
 from attendless.stamp import stamp, stamp_line
 
-# It ends with whoever started it, even if that is killed.
+# The busy process ends when its parent ends, even if the parent is killed.
 BUSY = "import os, numpy as np\na, parent = np.random.rand(256, 256), os.getppid()\nwhile os.getppid() == parent: a @ a"
 
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--slowdown", type=float, default=0.2)
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--idle", action="store_true", help="without the other process")
+    parser.add_argument("--idle", action="store_true", help="do not start the busy process")
     options = parser.parse_args()
 
     torch.set_num_threads(options.threads)
@@ -44,25 +44,25 @@ def main() -> None:
         with torch.inference_mode():
             model(images)
 
-    print(stamp_line(stamp()), f"· {os.getloadavg()[0]:.0f} processes were waiting or running before", flush=True)
+    print(stamp_line(stamp()), f"· load average at the start: {os.getloadavg()[0]:.0f}", flush=True)
     slower = slowed(forward, options.slowdown)
     with contextlib.nullcontext() if options.idle else busy_core():
-        for name, contestant in ("equal", forward), (f"slowed by {options.slowdown:.0%}", slower):
-            told = 0
+        for name, variant in ("equal", forward), (f"slowed by {options.slowdown:.0%}", slower):
+            called = 0
             for seed in range(options.repeats):
-                found = trial(forward, contestant, seed)
-                told += found.distinguishable
+                found = trial(forward, variant, seed)
+                called += found.distinguishable
                 low, high = found.quartiles
                 print(f"  {found.ratio:.3f} (IQR {low:.3f}–{high:.3f}, {found.pairs} pairs)", flush=True)
-            print(f"{name}: called distinguishable in {told} of {options.repeats}", flush=True)
+            print(f"{name}: distinguishable in {called} of {options.repeats}", flush=True)
 
 
-def trial(reference: Callable[[], None], contestant: Callable[[], None], seed: int) -> Comparison:
-    return interleave({"reference": reference, "contestant": contestant}, seed=seed).compare("contestant", "reference")
+def trial(reference: Callable[[], None], variant: Callable[[], None], seed: int) -> Comparison:
+    return interleave({"reference": reference, "variant": variant}, seed=seed).compare("variant", "reference")
 
 
 def slowed(call: Callable[[], None], by: float) -> Callable[[], None]:
-    """The same call taking `by` longer: it spins on in proportion to what it has just taken."""
+    """`call` followed by a busy wait of the fraction `by` of its own duration."""
 
     def longer() -> None:
         start = time.perf_counter()

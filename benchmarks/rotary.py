@@ -1,27 +1,30 @@
-"""How should keys that were rotated by their positions be blurred? Foveal attention against full, on real q, k and v.
+"""How should foveal attention average keys with rotary position embeddings? Comparison with full attention.
 
     python benchmarks/rotary.py --weights deit_tiny_patch16_224.safetensors --data DIR [--size 384 512] [--keep 0.1]
-                                [--content 0]      # q and k the same for every token: heads that see positions alone
-                                [--made-up]        # q and k of one frequency alone, sharp: the worst there can be
-                                [--features]       # instead: whole models, the features of the last layer
+                                [--content 0]      # q and k equal for all tokens: attention by position only
+                                [--made-up]        # synthetic q and k with one frequency: the worst case
+                                [--features]       # whole models instead: features of the last layer
 
-No rotary model is needed: q, k and v are DeiT-Tiny's, trained, on images; they are rotated by the positions of three
-kinds of model, and foveal attention on them is compared with full attention on them, in every layer.
+The benchmark takes q, k and v of every layer of a trained DeiT-Tiny, on images of DIR, and rotates q and k by the
+positions of three families of models. It then compares foveal attention with full attention on the same q, k and v, so
+no trained rotary model is needed. Rows of the table, by position embedding:
 
-    none        as they are: what foveal attention does without rotations
-    integer     angle = position / 10000^(4j/D), positions 0, 1, 2, …                (PE, DeepSeek)
-    16 across   the same, positions scaled so that the grid is 16 wide, whatever it is       (EVA-02)
+    none        no rotation, for reference
+    integer     angle = position / 10000^(4j/D), positions 0, 1, 2, …                        (PE, DeepSeek)
+    16 across   the same, with positions scaled to a grid that is 16 patches wide            (EVA-02)
     normalised  angle = 2π · position / 100^(4j/D), positions from -1 to 1 across the grid   (DINOv3)
 
-    rotated     a cell's key is the mean of its rotated keys: its score is then the mean of its tokens' scores
-    centred     the mean of the keys as they were, rotated by the middle of the cell: none of its length is lost
+Columns, by the key of a cell:
 
-Each entry: the mean cosine between what a patch gets from foveal and from full attention (all heads), and how much of a
-key's length is left after a blur (rotated alone).
+    rotated     mean of the rotated keys; the cell's score is the mean of its tokens' scores
+    centred     mean of the unrotated keys, rotated by the cell's centre; rotation does not shorten it
 
-With `--features`: rotary models of timm with random weights beside DeiT-Tiny with its own, on the same images, the mean
-cosine per patch between the last layer's features with full and with foveal attention in every layer. Random weights
-attend to everything alike and are easily approximated: such a figure says that nothing is broken, and no more.
+Each entry is the mean cosine similarity per patch between the outputs of foveal and full attention, over all heads. The
+number in brackets is the mean ratio of the lengths of the two keys, rotated over unrotated.
+
+`--features` compares whole models: rotary models of timm with random weights, and the trained DeiT-Tiny. The entry is
+the mean cosine similarity per patch of the last layer's features. With random weights, attention is nearly uniform and
+easy to approximate, so these entries only show that the implementation works.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ from attendless.sparse import foveal as definition
 from attendless.stamp import stamp, stamp_line
 
 POSITIONS = ("none", "integer", "16 across", "normalised")
-#: Side of the cells and of the coarse cells (0: none); the tile is auto's.
+#: Side of the cells and of the coarse cells (0: none); the side of the tiles is chosen automatically.
 LAYOUTS = ((2, 0), (2, 4), (4, 0))
 
 
@@ -51,10 +54,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, nargs="+", default=[384, 512])
     parser.add_argument("--keep", type=float, default=0.1)
     parser.add_argument("--images", type=int, default=16)
-    parser.add_argument("--made-up", action="store_true", help="q and k of the highest frequency alone")
-    parser.add_argument("--features", action="store_true", help="whole models, the features of the last layer")
+    parser.add_argument("--made-up", action="store_true", help="synthetic q and k with the highest frequency only")
+    parser.add_argument("--features", action="store_true", help="compare whole models by their last features")
     parser.add_argument(
-        "--content", type=float, default=1.0, help="how much of what tells tokens apart is left in q, k"
+        "--content", type=float, default=1.0, help="scale of the differences between tokens in q and k (0: all equal)"
     )
     args = parser.parse_args()
     print(stamp_line(stamp()))
@@ -96,7 +99,7 @@ def main() -> None:
 
 
 KINDS = ("rotated", "centred")
-#: Rotary models, and how their positions are.
+#: Rotary models and their position embeddings.
 ROTARY = {
     "vit_small_patch16_dinov3": "normalised",
     "eva02_tiny_patch14_224": "16 across",
@@ -113,7 +116,7 @@ def features(args: argparse.Namespace) -> None:
             patch = 14 if "patch14" in name else 16
             torch.manual_seed(0)
             model = open_model(name, weights=weights, size=size // patch * patch).eval()
-            images = pictures(model, args.data, size // patch * patch, args.images)
+            images = load(model, args.data, size // patch * patch, args.images)
             ours = convert(model, f"foveal:keep={args.keep:g}", below_breakeven="keep")
             a, b = (m.forward_features(images)[:, m.num_prefix_tokens :] for m in (model, ours))
             found = float(F.cosine_similarity(a, b, dim=-1).mean())
@@ -121,7 +124,7 @@ def features(args: argparse.Namespace) -> None:
             print(f"| {name} | {whose} | {how} | {size // patch * patch} | {found:.4f} |", flush=True)
 
 
-def pictures(model: torch.nn.Module, data: str, size: int, count: int) -> Tensor:
+def load(model: torch.nn.Module, data: str, size: int, count: int) -> Tensor:
     source, prepare = open_data(data), preprocessing(model, (size, size), 1.0)
     return torch.stack([prepare(source[i * len(source) // count][0]) for i in range(count)])
 
@@ -130,16 +133,17 @@ def pictures(model: torch.nn.Module, data: str, size: int, count: int) -> Tensor
 def real(weights: str, data: str, size: int, count: int):
     """q, k, v [B, H, N, D] of every layer."""
     model = convert(open_model("deit_tiny_patch16_224", weights=weights, size=size), "full")
-    for step in model.walk(*model.embed(pictures(model, data, size, count))):
-        if step.number == len(model.blocks):  # what leaves the last
+    for step in model.walk(*model.embed(load(model, data, size, count))):
+        if step.number == len(model.blocks):  # the step after the last block
             return
         block = model.blocks[step.number]
         yield block.attn.project(block.norm1(step.x))
 
 
 def made_up(side: int, sharp: float) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v of a head that tells nothing but places apart, by the frequency that turns furthest; scores go from
-    -sharp to sharp. Values are smooth with noise on them."""
+    """Synthetic q, k and v of a head that attends by position only, with the highest rotary frequency.
+
+    sharp: scores range from -sharp to sharp. Values vary smoothly over the grid, with noise."""
     draws, N = torch.Generator().manual_seed(0), side * side + 1
     q = torch.zeros(1, 1, N, 64)
     q[..., 0] = q[..., 16] = (sharp * 8 / 2) ** 0.5
@@ -163,7 +167,7 @@ def angles(side: int, positions: str, width: int) -> Tensor:
 
 
 def rotate(x: Tensor, angle: Tensor) -> Tensor:
-    """x [B, H, P + n, D] by angle [n, D/2]; what stands in front is not rotated."""
+    """Rotate x [B, H, P + n, D] by angle [n, D/2]; the first P tokens are not rotated."""
     prefix = x.shape[2] - len(angle)
     a, b = x[:, :, prefix:].chunk(2, dim=-1)
     turned = torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], dim=-1)
@@ -171,7 +175,7 @@ def rotate(x: Tensor, angle: Tensor) -> Tensor:
 
 
 def foveal(q: Tensor, k: Tensor, v: Tensor, angle: Tensor, layout: definition.Layout, *, centred: bool) -> Tensor:
-    """The attention of the patches, all pairs computed. Blurred keys are made as asked; the choice goes by them too."""
+    """Foveal attention of the patches, computed with a dense mask; `centred` says how the keys of cells are made."""
     scale, sharp_q, sharp_k = q.shape[-1] ** -0.5, rotate(q, angle), rotate(k, angle)
 
     def blurred(x: Tensor, size: int, count: int) -> Tensor:
@@ -206,7 +210,7 @@ def foveal(q: Tensor, k: Tensor, v: Tensor, angle: Tensor, layout: definition.La
 
 
 def cosine(ours: Tensor, exact: Tensor) -> float:
-    """Per patch, over the channels of all heads."""
+    """Mean cosine similarity of the patches, over the channels of all heads."""
     a, b = (t.transpose(1, 2).flatten(2) for t in (ours, exact[:, :, 1:]))
     return float(F.cosine_similarity(a, b, dim=-1).mean())
 

@@ -1,15 +1,18 @@
-"""Does the server answer everything right, under load, with garbage among it and its workers killed, and how fast?
+"""Load test of `attendless serve`: correctness, throughput and memory, with invalid requests and killed workers.
 
     python benchmarks/serve.py MODEL DATA [--weights F] [--requests 10000] [--concurrent 16] [--garbage 0.01]
                                [--kills 2] [--batch 8] [--threads 1] [--attention A] [--size S] [--json F]
 
-A server is started on 127.0.0.1 and sent the pictures of DATA again and again. Every answer is compared with the
-model's own, computed here. Garbage is broken in ten ways, and each must be refused with a 4xx that says why. Workers
-are killed (SIGKILL) while requests are under way. The bare model, on pictures that are ready and with as many threads,
-is timed at several batches before and after; the best counts. Memory is that of the server and its worker. The exit
-code is 1 if an answer was wrong or missing, if memory grew by more than 5 %, or if the server reached less than 0.9 of
-the bare model (outside the seconds in which a killed worker was being replaced). Server and clients share the
-machine; what other processes took of it meanwhile, and the host of a virtual machine, is reported.
+The benchmark starts a server on 127.0.0.1 and sends the images of DATA to it repeatedly. It compares every response
+with predictions that it computes itself. A fraction `--garbage` of the requests is invalid, in ten different ways; the
+server must reject each with status 4xx and an error message. `--kills` workers are killed (SIGKILL) during the test.
+
+The baseline of the throughput is the bare model: preprocessed images, the same number of threads, the best of several
+batch sizes, measured before and after the test. Memory is that of the server and its worker. Server and clients share
+the machine, so the CPU time of other processes and of the hypervisor is reported too.
+
+The exit code is 1 if a response is wrong or missing, if memory grows by more than 5 %, or if the throughput is below
+0.9 of the bare model, not counting the seconds in which a killed worker is replaced.
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def main() -> int:
     parser.add_argument("--weights")
     parser.add_argument("--attention")
     parser.add_argument("--size", type=parse_size)
-    parser.add_argument("--images", type=int, default=200, help="pictures that are sent, again and again")
+    parser.add_argument("--images", type=int, default=200, help="number of different images that are sent")
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--concurrent", type=int, default=16)
     parser.add_argument("--garbage", type=float, default=0.01)
@@ -76,7 +79,7 @@ def main() -> int:
     report(args, row)
     write_json(args.json, {"rows": [row | {"threads": args.threads, "batch": args.batch, "bare_all": bare}]})
     good = not row["wrong"] and row["ratio"] >= GOAL and row["growth"] <= GROWTH
-    print("all bars met" if good else "NOT all bars met")
+    print("all criteria met" if good else "NOT all criteria met")
     return 0 if good else 1
 
 
@@ -85,7 +88,7 @@ def spread(files: tuple[str, ...], count: int) -> list[str]:
 
 
 def bare_speed(predictor: Predictor, pixels: torch.Tensor, seconds: float = 3.0) -> dict[int, float]:
-    """Images per second at each batch, which take turns."""
+    """Throughput (images/s) at each batch size, interleaved."""
     times: dict[int, list[float]] = {batch: [] for batch in BATCHES if batch <= len(pixels)}
     began = time.perf_counter()
     while time.perf_counter() - began < seconds * len(times):
@@ -98,42 +101,44 @@ def bare_speed(predictor: Predictor, pixels: torch.Tensor, seconds: float = 3.0)
 
 def report(args: argparse.Namespace, row: dict[str, Any]) -> None:
     print(f"{row['model']} ({row['attention']}), {args.threads} thread(s), batch up to {args.batch}")
-    print(f"{row['requests']} requests, {args.concurrent} at a time: {row['statuses']}; wrong: {len(row['wrong'])}")
+    print(f"{row['requests']} requests, {args.concurrent} at a time: {row['statuses']}; errors: {len(row['wrong'])}")
     for text in row["wrong"][:5]:
         print(f"  {text}")
-    print(f"images/s: {row['steady']:.2f} with its workers alive, {row['overall']:.2f} over all; bare model at batch "
+    print(f"images/s: {row['steady']:.2f} without restarts, {row['overall']:.2f} overall; bare model at batch "
           f"{row['bare_batch']}: {row['bare']:.2f}; ratio {row['ratio']:.3f} (goal {GOAL})")  # fmt: skip
     print(
-        f"latency ms: median {row['p50_ms']:.0f}, 99 % within {row['p99_ms']:.0f}; mean batch {row['mean_batch']:.2f}; "
-        f"the model computed {100 * row['busy']:.0f} % of the time"
+        f"latency ms: median {row['p50_ms']:.0f}, 99th percentile {row['p99_ms']:.0f}; "
+        f"mean batch {row['mean_batch']:.2f}; model busy {100 * row['busy']:.0f} % of the time"
     )
-    print(f"processor ms a request: HTTP, decoding, preparing {row['front_ms']:.2f}, clients {row['clients_ms']:.2f}; "
-          f"other processes took {row['others']:.2f} of a core, the host {row['stolen']:.2f}")  # fmt: skip
-    print(f"workers killed: {row['kills']}, started again: {row['restarts']:.0f}, after s: {row['replaced_after']}")
-    print(f"memory MB: {row['memory_mb'][0]:.0f} after warming up, {row['memory_mb'][1]:.0f} at the end: "
-          f"{100 * row['growth']:+.1f} % (at most {100 * GROWTH:.0f} %)")  # fmt: skip
+    print(f"CPU ms per request: HTTP, decoding, preprocessing {row['front_ms']:.2f}, clients {row['clients_ms']:.2f}; "
+          f"cores used by other processes {row['others']:.2f}, by the hypervisor {row['stolen']:.2f}")  # fmt: skip
+    print(
+        f"workers killed: {row['kills']}, restarted: {row['restarts']:.0f}, seconds to recover: {row['replaced_after']}"
+    )
+    print(f"memory MB: {row['memory_mb'][0]:.0f} after warm-up, {row['memory_mb'][1]:.0f} at the end: "
+          f"{100 * row['growth']:+.1f} % (limit {100 * GROWTH:.0f} %)")  # fmt: skip
     print(stamp_line(stamp()))
 
 
 class Load:
-    """The server, the clients, and what they saw."""
+    """The server process, its clients, and the recorded responses, latencies and memory."""
 
     def __init__(self, args: argparse.Namespace, bodies: list[bytes], expected: torch.Tensor) -> None:
         self.args, self.bodies, self.expected = args, bodies, expected
-        self.rubbish = garbage(bodies[0])
+        self.invalid = garbage(bodies[0])
         every = round(1 / args.garbage) if args.garbage else args.requests + 1
-        #: For each request the picture's number, or minus the kind of garbage, from -1.
+        #: For each request: the index of an image, or −1 − k for invalid request k.
         self.order = [
-            -1 - n // every % len(self.rubbish) if n % every == every // 2 else n % len(bodies)
+            -1 - n // every % len(self.invalid) if n % every == every // 2 else n % len(bodies)
             for n in range(args.requests)
         ]
         self.numbers = itertools.count()
         self.statuses: Counter[int] = Counter()
         self.wrong: list[str] = []
         self.latency: list[float] = []
-        self.answered: list[float] = []
+        self.responded: list[float] = []
         self.memory: list[tuple[int, float]] = []
-        #: Of each worker seconds of processor, when it was first seen and last.
+        #: CPU seconds of each worker process, by pid: when first seen, when last seen.
         self.spent: dict[int, tuple[float, float]] = {}
         self.gaps: list[tuple[float, float]] = []
 
@@ -149,7 +154,7 @@ class Load:
             finally:
                 self.server.kill()
         if self.server.returncode:
-            self.wrong.append(f"the server left with {self.server.returncode}")
+            self.wrong.append(f"the server exited with code {self.server.returncode}")
         return found | {"wrong": self.wrong}
 
     def command(self, ready: Path) -> list[str]:
@@ -179,7 +184,7 @@ class Load:
         clients, model = processor_time(os.getpid()) - own, sum(last - first for first, last in self.spent.values())
         await asyncio.gather(*watch)
         idle = sum(end - start for start, end in self.gaps)
-        outside = [t for t in self.answered if not any(start <= t <= end for start, end in self.gaps)]
+        outside = [t for t in self.responded if not any(start <= t <= end for start, end in self.gaps)]
         measured = (await self.ask("GET", "/metrics"))[1].decode()
         batches = {name: value(measured, f"attendless_batch_size_{name}") for name in ("sum", "count")}
         ordered = sorted(self.latency)
@@ -188,7 +193,7 @@ class Load:
             "requests": len(self.order),
             "statuses": dict(sorted(self.statuses.items())),
             "seconds": seconds,
-            "overall": len(self.answered) / seconds,
+            "overall": len(self.responded) / seconds,
             "steady": len(outside) / (seconds - idle),
             "p50_ms": 1000 * ordered[len(ordered) // 2],
             "p99_ms": 1000 * ordered[len(ordered) * 99 // 100],
@@ -206,18 +211,18 @@ class Load:
         }
 
     async def client(self) -> None:
-        """One client: a request after the other, over one connection while that lasts."""
+        """One client: sends requests one after the other, and reuses its connection while the server keeps it open."""
         streams = None
         while (number := next(self.numbers)) < len(self.order):
             index = self.order[number]
-            method, path, head, body = self.rubbish[-1 - index] if index < 0 else (
+            method, path, head, body = self.invalid[-1 - index] if index < 0 else (
                 "POST", "/predict?topk=5", "", self.bodies[index])  # fmt: skip
             began = time.perf_counter()
             try:
                 streams = streams or await asyncio.open_connection("127.0.0.1", self.port)
-                status, answer, closes = await exchange(*streams, method, path, head, body)
+                status, response, closes = await exchange(*streams, method, path, head, body)
             except (OSError, EOFError, ValueError) as error:
-                self.wrong.append(f"request {number}: no answer: {error!r}")
+                self.wrong.append(f"request {number}: no response: {error!r}")
                 streams = None
                 continue
             if closes:
@@ -225,43 +230,43 @@ class Load:
                 streams = None
             self.statuses[status] += 1
             if index < 0:
-                if not 400 <= status < 500 or not json.loads(answer).get("error"):
-                    self.wrong.append(f"garbage {method} {path} {body[:20]!r}: {status} {answer[:100]!r}")
+                if not 400 <= status < 500 or not json.loads(response).get("error"):
+                    self.wrong.append(f"garbage {method} {path} {body[:20]!r}: {status} {response[:100]!r}")
                 continue
             self.latency.append(time.perf_counter() - began)
-            self.answered.append(time.perf_counter())
-            self.check(number, index, status, answer)
+            self.responded.append(time.perf_counter())
+            self.check(number, index, status, response)
         if streams:
             streams[1].close()
 
-    def check(self, number: int, index: int, status: int, answer: bytes) -> None:
-        """Each probability is the model's own, and none that is larger is missing."""
+    def check(self, number: int, index: int, status: int, response: bytes) -> None:
+        """Record an error unless the response holds the model's five largest probabilities."""
         if status != 200:
-            self.wrong.append(f"request {number}: {status} {answer[:100]!r}")
+            self.wrong.append(f"request {number}: {status} {response[:100]!r}")
             return
-        expected, given = self.expected[index], json.loads(answer)["answers"]
+        expected, given = self.expected[index], json.loads(response)["answers"]
         classes = [one["class"] for one in given]
         off = max(abs(expected[one["class"]].item() - one["probability"]) for one in given)
         rest = expected.clone()
         rest[classes] = 0
         missed = rest.max().item() - given[-1]["probability"]
         if len(set(classes)) != 5 or off > TOLERANCE or missed > TOLERANCE:
-            self.wrong.append(f"request {number}: off by {off:.2g}, a class {missed:.2g} likelier is missing")
+            self.wrong.append(f"request {number}: off by {off:.2g}, a missing class is more probable by {missed:.2g}")
 
     async def ask(self, method: str, path: str) -> tuple[int, bytes]:
         streams = await asyncio.open_connection("127.0.0.1", self.port)
-        status, answer, _ = await exchange(*streams, method, path, "", b"")
+        status, response, _ = await exchange(*streams, method, path, "", b"")
         streams[1].close()
-        return status, answer
+        return status, response
 
     async def kill(self, part: float) -> None:
-        """Kill a worker once that part of the requests is under way, and note when another can answer."""
+        """Kill a worker after the fraction `part` of the requests, and record when the server responds again."""
         while self.done() < part:
             await asyncio.sleep(0.05)
         victim = workers(self.server.pid)[0]
         os.kill(victim, signal.SIGKILL)
-        start, seen = time.perf_counter(), len(self.answered)
-        while len(self.answered) <= seen + self.args.concurrent and self.done() < 1:
+        start, seen = time.perf_counter(), len(self.responded)
+        while len(self.responded) <= seen + self.args.concurrent and self.done() < 1:
             await asyncio.sleep(0.02)
         self.gaps.append((start, time.perf_counter()))
 
@@ -273,47 +278,47 @@ class Load:
                     now = processor_time(pid)
                     self.spent[pid] = (self.spent.get(pid, (now, now))[0], now)
             if len(sizes) > 1:
-                self.memory.append((len(self.answered), sum(sizes)))
+                self.memory.append((len(self.responded), sum(sizes)))
             await asyncio.sleep(0.25)
 
     def done(self) -> float:
         return sum(self.statuses.values()) / len(self.order) if not self.wrong else 1.0
 
     def memory_at(self, low: float, high: float) -> float:
-        total = len(self.answered)
+        total = len(self.responded)
         return statistics.median(size for seen, size in self.memory if low * total <= seen <= high * total)
 
 
-def garbage(picture: bytes) -> list[tuple[str, str, str, bytes]]:
-    """Requests that must be refused: method, path, further head lines, body."""
+def garbage(image: bytes) -> list[tuple[str, str, str, bytes]]:
+    """Invalid requests, which the server must reject: method, path, further header lines, body."""
     bomb = io.BytesIO()
     Image.new("1", (30_000, 30_000)).save(bomb, "PNG")
     form = "Content-Type: multipart/form-data; boundary=x\r\n"
     return [
-        ("POST", "/predict", "", b"this is not a picture"),
-        ("POST", "/predict", "", picture[: len(picture) // 2]),
+        ("POST", "/predict", "", b"this is not an image"),
+        ("POST", "/predict", "", image[: len(image) // 2]),
         ("POST", "/predict", "", b""),
         ("POST", "/predict", "", bomb.getvalue()),
         ("POST", "/predict", "", os.urandom(20_000)),
         ("POST", "/predict", form, b"--y\r\nno form at all"),
         ("POST", "/predict", form, b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n--x--\r\n'),
-        ("POST", "/predict?topk=many", "", picture),
+        ("POST", "/predict?topk=many", "", image),
         ("GET", "/predict", "", b""),
-        ("POST", "/nowhere", "", picture[:1000]),
+        ("POST", "/nowhere", "", image[:1000]),
     ]
 
 
 async def exchange(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, path: str, head: str, body: bytes
 ) -> tuple[int, bytes, bool]:
-    """One request and its answer: status, body, and whether the server closes the connection."""
+    """Send one request; return the status, the body, and whether the server closes the connection."""
     lines = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n{head}\r\n"
     writer.write(lines.encode() + body)
     await writer.drain()
-    answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-    fields = dict(line.lower().split(": ", 1) for line in answer.split("\r\n")[1:] if ": " in line)
+    response = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    fields = dict(line.lower().split(": ", 1) for line in response.split("\r\n")[1:] if ": " in line)
     content = await reader.readexactly(int(fields["content-length"]))
-    return int(answer.split()[1]), content, fields.get("connection") == "close"
+    return int(response.split()[1]), content, fields.get("connection") == "close"
 
 
 def value(text: str, name: str) -> float:
@@ -339,19 +344,19 @@ def command_line(pid: int) -> bytes:
 
 
 def processor_time(pid: int) -> float:
-    """Seconds that a process itself has computed."""
+    """CPU seconds of a process, without its children (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def machine_time() -> tuple[float, float]:
-    """Seconds that all processors have computed, and seconds that the host gave to others (Linux)."""
+    """CPU seconds of all processes, and seconds that the hypervisor gave to other guests (Linux)."""
     user, nice, system, _, _, irq, soft, stolen = map(int, Path("/proc/stat").read_text().split()[1:9])
     return tuple(ticks / os.sysconf("SC_CLK_TCK") for ticks in (user + nice + system + irq + soft, stolen))
 
 
 def resident(pid: int) -> float:
-    """MB."""
+    """Resident memory of a process in MB (Linux); 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
     except OSError:

@@ -1,19 +1,20 @@
-"""Sparsifiner on real weights and real images: untrained, with its predictor learned, and with everything fine-tuned.
+"""Accuracy and latency of Sparsifiner in a pretrained DeiT-Tiny: untrained, with a trained predictor, fine-tuned.
 
     python benchmarks/sparsifiner.py WEIGHTS DISTIL EVAL --out DIR [--stage S …] [--threads T]
 
-WEIGHTS are DeiT-Tiny's; DISTIL is a folder of images to learn from, whose labels are not used; EVAL one of labelled
-images to be judged on. Stages:
+WEIGHTS is a file with DeiT-Tiny's weights. DISTIL is a folder of images for distillation; its labels are not used. EVAL
+is a folder of labelled images for evaluation. The option `rest` of an attention says what happens to the keys that are
+not selected. Stages and their output:
 
-    learn      the predictor alone, from the teacher's answers and last tokens           DIR/learn/predictor.safetensors
-               one for each rest                                                  DIR/learn-pooled/predictor.safetensors
-    tune       then everything, from the same, at some keep rates                        DIR/tuned/, DIR/joint/, …
-    evaluate   every row of the tables, several at a time                                DIR/rows.json
-    confirm    some of them on the images that no setting was chosen by                  DIR/fresh.json
-    time       each attention against the dense model, by turns                          DIR/times.json
-    report     the tables in Markdown and the figure, from what there is so far          DIR/tables.md, DIR/pareto.png
+    learn      distil the predictor alone, from the teacher's logits and last tokens,    DIR/learn/predictor.safetensors
+               one predictor per value of `rest`                                  DIR/learn-pooled/predictor.safetensors
+    tune       fine-tune all weights by distillation, at some keep rates                 DIR/tuned/, DIR/joint/, …
+    evaluate   accuracy of every row of the tables                                       DIR/rows.json
+    confirm    accuracy of some rows on images that were not used to choose settings     DIR/fresh.json
+    time       interleaved benchmark of each attention against the original model        DIR/times.json
+    report     tables in Markdown and a figure, from the results available so far        DIR/tables.md, DIR/pareto.png
 
-Killed and started again, every stage goes on where it was.
+An interrupted stage resumes when the same command is run again.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ from attendless.stamp import stamp, stamp_line
 from attendless.storage import atomic
 from attendless.train import Run, distill
 
-#: DeiT-Tiny's tokens at 224 px.
+#: DeiT-Tiny's token grid at 224 px.
 GRID = Grid(14, 14, 1)
 
 MODEL = "deit_tiny_patch16_224"
-#: The keep rates of the paper's second table, and 0.25, at which its others are.
+#: The keep rates of the paper's table 2, and 0.25, which its other tables use.
 KEEPS = ("0.9", "0.8", "0.7", "0.6", "0.5", "0.4", "0.3", "0.25", "0.2", "0.1", "0.05", "0.01")
 RESTS = ("dropped", "pooled")
-#: As many multiply-accumulates as `sparsifiner:keep=0.25`.
+#: Linformer with as many multiply-accumulates as `sparsifiner:keep=0.25`.
 LINFORMER = "linformer:keys=44"
 LEARN = "epochs=2,lr=1e-3,batch=16"
 TUNE = "lr=1e-4,batch=32,loss.tokens=0.2,epochs="
-#: Settings were chosen by looking at this many of the images to be judged on, spread over all of them.
+#: Settings were chosen on these numbers of evenly spaced evaluation images; `confirm` excludes them all.
 CHOSEN_BY = (64, 96, 128, 192)
 
 
@@ -65,11 +66,13 @@ def rest_of(text: str) -> str:
 
 
 def fine_tuned() -> dict[tuple[str, str], str]:
-    """What is fine-tuned, and how long: after its new parameters have learned alone (`tuned`; the same without cutmix
-    `plain` and `shorter`), or everything at once (`joint`), or with the learned predictor left as it is (`frozen`)."""
+    """Epochs and further settings of each fine-tuning run, by kind of run and attention.
+
+    `tuned`: the new parameters are trained alone first. `plain` and `shorter`: the same without cutmix. `joint`: all
+    weights are trained together from the start. `frozen`: the trained predictor is not changed."""
     return {
         ("tuned", spec("0.25", "dropped")): "3",
-        ("tuned", spec("0.25", "pooled")): "1",  # with the rest pooled a student has less to make good
+        ("tuned", spec("0.25", "pooled")): "1",  # pooled keys: a smaller drop before training
         ("tuned", spec("0.1", "dropped")): "5,cutmix=1.0",
         ("tuned", spec("0.1", "pooled")): "1",
         ("joint", spec("0.1", "pooled")): "1",
@@ -81,7 +84,7 @@ def fine_tuned() -> dict[tuple[str, str], str]:
 
 
 def wanted() -> Iterator[tuple[str, str, int]]:
-    """Every row of the tables: how it came about, its attention, the size of the images."""
+    """Every row of the tables: kind of training, attention, image size."""
     for rest in RESTS:
         for keep in KEEPS:
             for name, how in (("topk", "oracle"), ("sparsifiner", "untrained"), ("sparsifiner", "predictor")):
@@ -98,7 +101,7 @@ def wanted() -> Iterator[tuple[str, str, int]]:
 
 
 def few(text: str) -> str:
-    """The same, adding up few rows of the basis, which is quicker."""
+    """The spec with only the 8 largest coefficients of the predictor, which is faster."""
     return f"{text},top=8"
 
 
@@ -112,8 +115,8 @@ def main() -> None:
         "learn": learn, "tune": tune, "evaluate": measure, "confirm": confirm, "time": interleave, "report": report,
     }  # fmt: skip
     parser.add_argument("--stage", nargs="+", choices=stages, default=list(stages))
-    parser.add_argument("--only", default="", help="of each stage: only what this regular expression finds")
-    parser.add_argument("--at-once", type=int, default=6, help="models that share a pass over the images")
+    parser.add_argument("--only", default="", help="run only the rows whose name matches this regular expression")
+    parser.add_argument("--at-once", type=int, default=6, help="number of models evaluated in one pass over the images")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -123,11 +126,12 @@ def main() -> None:
 
 
 def learn(args: argparse.Namespace) -> None:
-    """One predictor for each rest: what is worth choosing depends on what becomes of the others."""
+    """Train one predictor per value of `rest`: which keys to select depends on what happens to the others."""
     for rest in RESTS:
         if re.search(args.only, rest):
             whole(distill(
-                MODEL, args.distil, attention=spec("0.1", rest), weights=args.weights, out=learned(args, rest).parent,
+                MODEL, args.distil, attention=spec("0.1", rest), weights=args.weights,
+                out=predictor_file(args, rest).parent,
                 change={"new": LEARN, "all": "epochs=0"}, eval_every=100, run=Run(workers=0, log_every=20),
             ))  # fmt: skip
 
@@ -135,7 +139,7 @@ def learn(args: argparse.Namespace) -> None:
 def tune(args: argparse.Namespace) -> None:
     for (how, text), epochs in fine_tuned().items():
         if re.search(args.only, f"{how} {text}"):
-            predictor = None if how == "joint" or text == LINFORMER else learned(args, rest_of(text))
+            predictor = None if how == "joint" or text == LINFORMER else predictor_file(args, rest_of(text))
             alone = LEARN if text == LINFORMER else "epochs=0"
             whole(distill(
                 MODEL, args.distil, attention=text, weights=args.weights, predictor=predictor, eval_every=100,
@@ -144,7 +148,7 @@ def tune(args: argparse.Namespace) -> None:
             ))  # fmt: skip
 
 
-def learned(args: argparse.Namespace, rest: str) -> Path:
+def predictor_file(args: argparse.Namespace, rest: str) -> Path:
     folder = "learn" if rest == "dropped" else f"learn-{rest}"
     return args.out / folder / "predictor.safetensors"
 
@@ -165,13 +169,13 @@ def judge(args: argparse.Namespace, rows: Iterable[tuple[str, str, int]], source
     made = fine_tuned().keys()
     todo = [row for row in rows if key(*row) not in found and re.search(args.only, key(*row))]
     for size in sorted({size for _, _, size in todo}):
-        dense = open_model(MODEL, weights=args.weights, attention="full", size=size)
+        original = open_model(MODEL, weights=args.weights, attention="full", size=size)
         rows = [row for row in todo if row[2] == size and (row[:2] not in made or student(args, *row[:2]).is_file())]
-        transform = preprocessing(dense, (size, size), None if size == 224 else 1.0)
+        transform = preprocessing(original, (size, size), None if size == 224 else 1.0)
         few = load_images(source, transform, 16)
         for some in (rows[i : i + args.at_once] for i in range(0, len(rows), args.at_once)):
-            models = {key(*row): build(args, dense, *row) for row in some} | {key("dense", "full", size): dense}
-            for name, accuracy in evaluate(dense, models, source, transform, workers=0).items():
+            models = {key(*row): build(args, original, *row) for row in some} | {key("dense", "full", size): original}
+            for name, accuracy in evaluate(original, models, source, transform, workers=0).items():
                 macs = count(models[name], size)
                 found[name] = vars(accuracy) | {"core": macs.core, "total": macs.total, **sparsity(models[name], few)}
             found["stamp"] = stamp()
@@ -187,16 +191,16 @@ def student(args: argparse.Namespace, how: str, text: str) -> Path:
     return Path(args.out, how, re.sub("[:,=]", "-", text), "last.safetensors")
 
 
-def build(args: argparse.Namespace, dense: Any, how: str, attention: str, size: int) -> Any:
+def build(args: argparse.Namespace, original: Any, how: str, attention: str, size: int) -> Any:
     if (how, attention) in fine_tuned():
         return load(student(args, how, attention))
-    predictor = learned(args, rest_of(attention)) if how == "predictor" else None
-    return convert(dense, attention, below_breakeven="keep", predictor=predictor).eval()
+    predictor = predictor_file(args, rest_of(attention)) if how == "predictor" else None
+    return convert(original, attention, below_breakeven="keep", predictor=predictor).eval()
 
 
 @torch.no_grad()
 def sparsity(model: Any, images: torch.Tensor) -> dict[str, float]:
-    """Shares of the predictors' numbers that are not small: of coefficients, above 0.05; of the bases, above 0.01."""
+    """Fraction of the predictors' coefficients above 0.05, and of nonzero entries in their sparse bases."""
     coefficients, basis = [], []
     *entered, _ = model.walk(*model.embed(images))
     for block, (_, x, context) in zip(model.blocks, entered, strict=True):
@@ -214,9 +218,9 @@ def interleave(args: argparse.Namespace) -> None:
         timed = how == "predictor" or attention == LINFORMER
         if not timed or name in found or not re.search(args.only, name):
             continue
-        dense = open_model(MODEL, weights=args.weights, size=size)
+        original = open_model(MODEL, weights=args.weights, size=size)
         row = attendless.bench(
-            build(args, dense, how, attention, size), like=dense, threads=args.threads, budget=6.0,
+            build(args, original, how, attention, size), like=original, threads=args.threads, budget=6.0,
             memory=False, throughput=False, parts=False,
         )  # fmt: skip
         found[name] = {"speedup": row.speedup, "quartiles": list(row.compared.quartiles), "ms": row.latency_ms}
@@ -231,11 +235,11 @@ def report(args: argparse.Namespace) -> None:
     text = "\n\n".join(
         [
             *(table_2(rows, times, rest) for rest in RESTS),
-            "### Everything fine-tuned\n"
+            "### Fine-tuning of all weights\n"
             + listing(rows, times, lambda how, text, size: (how, text) in fine_tuned(), "predictor"),
             "### 384 px\n" + listing(rows, times, lambda how, text, size: size == 384 and "top" not in text),
-            "### Few coefficients\n" + listing(rows, times, lambda how, text, size: "top=" in text),
-            "### Fresh images\n" + listing(fresh, {}, lambda how, text, size: "top=" not in text),
+            "### Few coefficients (`top=8`)\n" + listing(rows, times, lambda how, text, size: "top=" in text),
+            "### Images that influenced no choice\n" + listing(fresh, {}, lambda how, text, size: "top=" not in text),
         ]
     )
     text += f"\n\n{stamp_line(rows['stamp'])}\n"
@@ -247,9 +251,9 @@ def report(args: argparse.Namespace) -> None:
 
 def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
     lines = [
-        f"### Keys not chosen are {rest}",
-        "| keep | keys | exact choice | untrained | predictor learned | against dense (95 %) | same answer | core MACs "
-        "| whole model |",
+        f"### {rest.capitalize()} keys",
+        "| keep | keys | oracle | untrained | trained predictor | accuracy change (95 %) | top-1 agreement | core MACs "
+        "| speed-up |",
         "|---" * 9 + "|",
     ]
     for keep in KEEPS:
@@ -269,9 +273,9 @@ def table_2(rows: dict[str, Any], times: dict[str, Any], rest: str) -> str:
 def listing(
     rows: dict[str, Any], times: dict[str, Any], belongs: Callable[[str, str, int], bool], timed_as: str = ""
 ) -> str:
-    """A line per row that belongs; `timed_as` names the rows that take the same time."""
+    """A table of the rows for which `belongs` returns true; latencies may come from the rows of kind `timed_as`."""
     lines = [
-        "| | attention | px | top-1 | against dense (95 %) | same answer | core MACs | whole model |",
+        "| | attention | px | top-1 | accuracy change (95 %) | top-1 agreement | core MACs | speed-up |",
         "|---" * 8 + "|",
     ]
     for how, attention, size in [("dense", "full", 224), ("dense", "full", 384), *wanted()]:
@@ -301,13 +305,13 @@ def signed(value: float) -> str:
 
 
 def draw(rows: dict[str, Any], path: Path) -> None:
-    """Accuracy against the attention core's multiply-accumulates."""
+    """Plot accuracy against the multiply-accumulates of the attention core."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     styles = {"oracle": ":", "untrained": "--", "predictor": "-", "tuned": "", "joint": ""}
-    titles = {"oracle": "exact choice", "predictor": "predictor learned"}
+    titles = {"oracle": "exact selection", "predictor": "trained predictor"}
     colours = {"dropped": "#0072b2", "pooled": "#d55e00"}
     for how, style in styles.items():
         for rest, colour in colours.items():
@@ -324,7 +328,7 @@ def draw(rows: dict[str, Any], path: Path) -> None:
                 axes.plot(*zip(*points, strict=True), marker=marker, markersize=size, linestyle=style or "none",
                           color=colour, label=f"{titles.get(how, how)}, rest {rest}")  # fmt: skip
     full = rows[key("dense", "full", 224)]
-    axes.plot(full["core"] / 1e6, full["top1"], "ks", label="dense")
+    axes.plot(full["core"] / 1e6, full["top1"], "ks", label="full attention")
     axes.set(xlabel="multiply-accumulates of the attention core (M)", ylabel="top-1 (%)", ylim=(40, None))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

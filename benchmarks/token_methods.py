@@ -1,15 +1,16 @@
-"""Every token reducer at equal measured latency: accuracy, agreement and divergence from the original model.
+"""Comparison of token reducers at equal latency: accuracy, and agreement and divergence from the original model.
 
     python benchmarks/token_methods.py WEIGHTS EVAL DISTIL [--out FILE] [--batch B] [--stage S …]
 
-WEIGHTS are DeiT-Tiny's; EVAL is a folder of labelled images, DISTIL a folder of others, whose labels are not used.
-Nothing is trained. Stages, each of which resumes where it stopped:
+WEIGHTS is a file with DeiT-Tiny's weights. EVAL is a folder of labelled images for evaluation. DISTIL is a folder of
+other images, from which `solve` estimates sensitivities; its labels are not used. Nothing is trained. Each stage
+resumes if it was interrupted:
 
-    solve      schedules of `rank` from the sensitivities of the layers, on images of DISTIL
-    match      for every other method, the setting that takes as long as each solved schedule
-    evaluate   every row on EVAL
-    time       every row against timm's model, interleaved, at batch 1 and B
-    quote      the table in docs/results/tokens.md, from FILE
+    solve      compute schedules of the reducer `rank` from the sensitivities of the layers
+    match      for every other method, find the settings with the latency of each solved schedule
+    evaluate   accuracy of every row on EVAL
+    time       interleaved benchmark of every row against timm's model, at batch 1 and B
+    quote      write the table of docs/results/tokens.md from FILE
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ DIFFRATE = {
     "0.7": "0/1/4/34/25/30/15/16/8/6/9/0",
     "0.6": "0/10/20/28/25/24/14/10/9/12/8/0",
 }
-#: The other methods: a spec with one number to be found, and the numbers between which it lies.
+#: The other methods: a spec with one free number, and the range of that number.
 METHODS = {
     "rank, constant": ("rank:r={:.0f},start=1", (6, 26)),
     "tome": ("tome:r={:.0f}", (6, 26)),
@@ -56,7 +57,7 @@ METHODS = {
     "zerotprune": ("zerotprune:r={:.0f},start=1", (6, 26)),
     "evit": ("evit:keep={:.2f}", (0.8, 0.3)),
 }
-#: How many settings of a method are timed to find the one that takes as long.
+#: Number of settings of a method that `match` times.
 _PROBES = 5
 
 
@@ -68,8 +69,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "token-methods.json")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--images", type=int, default=192, help="images of DISTIL for the solver")
-    parser.add_argument("--budget", type=float, default=4.0, help="seconds that each model is timed for")
-    parser.add_argument("--log", type=Path, default=Path("build/token-methods"), help="folder of what was measured")
+    parser.add_argument("--budget", type=float, default=4.0, help="seconds of timing per model")
+    parser.add_argument("--log", type=Path, default=Path("build/token-methods"), help="folder of measurements")
     stages = {"solve": solve, "match": match, "evaluate": evaluate, "time": time, "quote": put}
     parser.add_argument("--stage", nargs="+", choices=stages, default=[*stages])
     args = parser.parse_args()
@@ -109,7 +110,7 @@ def reduced(dense: Any, tokens: str) -> Any:
 
 
 def match(args: argparse.Namespace, rows: Rows) -> None:
-    """Settings with the time of the solved schedules, by timing a few settings and interpolating between them."""
+    """Find settings with the latency of the solved schedules: time a few settings and interpolate between them."""
     dense, found = original(args), dict(rows.get("matched", {}))
     for method, (spec, (low, high)) in METHODS.items():
         if method in found:

@@ -1,12 +1,14 @@
-"""What does the training loop cost? Against a bare loop around the same model and the same loader, in one run.
+"""Overhead of the training loop, against a minimal loop with the same model and the same data loader.
 
     python benchmarks/training.py DATA [--model deit_tiny_patch16_224] [--size 160] [--batch 16] [--steps 30]
                                   [--workers 0] [--threads T] [--json F]
 
-The two take turns, step by step, in one process. Ours is `attendless train` as it runs: checks for divergence, gradient
-norm, metrics, schedule, checkpoints. The bare one is what anyone would write: next batch, forward, backward, step.
-Printed: images per second of both, the median of paired ratios (1 means no cost at all) with its quartiles, and what
-one picture costs to decode, to read from the cache, to augment. The exit code is 1 if the ratio is below 0.97.
+DATA is a folder of images with class folders. Steps of the two loops alternate in one process. `ours` is the loop of
+`attendless train` with its divergence checks, gradient norm, metrics, schedule and checkpoints. `bare` is a minimal
+loop: next batch, forward pass, backward pass, optimizer step.
+
+The benchmark prints the throughput of both loops, the median of paired ratios with quartiles (1 means no overhead), and
+the time to decode an image, to read it from the cache, and to augment it. The exit code is 1 if the ratio is < 0.97.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def main() -> int:
         torch.manual_seed(0)
         return timm.create_model(args.model, num_classes=len(source.classes), img_size=args.size)
 
-    ours, bare = take_turns(args, source, build)
+    ours, bare = alternate(args, source, build)
     ratios = sorted(b / a for a, b in zip(ours, bare, strict=True))
     low, median, high = (ratios[len(ratios) * q // 4] for q in (1, 2, 3))
     speed = {name: args.batch / statistics.median(times) for name, times in (("ours", ours), ("bare", bare))}
@@ -70,17 +72,17 @@ def main() -> int:
     print(f"{args.model} at {args.size} px, batch {args.batch}, {len(ratios)} pairs of steps")
     print(f"images/s: ours {speed['ours']:.2f}, bare {speed['bare']:.2f}")
     print(f"ours / bare: {median:.3f} (quartiles {low:.3f} to {high:.3f}); goal at least {GOAL}")
-    costs = picture_costs(source, args.size)
-    print("one picture, ms: " + ", ".join(f"{name} {1000 * cost:.2f}" for name, cost in costs.items()))
+    costs = image_costs(source, args.size)
+    print("ms per image: " + ", ".join(f"{name} {1000 * cost:.2f}" for name, cost in costs.items()))
     print(stamp_line(found))
     row = {"model": args.model, "size": [args.size] * 2, "batch": args.batch, "steps": len(ratios), **speed}
-    row |= {"ratio": median, "spread": [low, high], "picture_seconds": costs}
+    row |= {"ratio": median, "spread": [low, high], "image_seconds": costs}
     write_json(args.json, {"rows": [row]})
     return 0 if median >= GOAL else 1
 
 
-def take_turns(args: Any, source: Any, build: Callable[[], nn.Module]) -> tuple[list[float], list[float]]:
-    """Seconds of each step of our loop, and of the bare step that came before it."""
+def alternate(args: Any, source: Any, build: Callable[[], nn.Module]) -> tuple[list[float], list[float]]:
+    """Seconds of each step of our loop, and of the bare step before it."""
     settings = dataclasses.replace(recipe("quick"), batch=args.batch, size=(args.size,), epochs=1)
     model = build().train()
     optimizer = create_optimizer_v2(model, "adamw", lr=settings.lr, weight_decay=settings.weight_decay)
@@ -101,7 +103,7 @@ def take_turns(args: Any, source: Any, build: Callable[[], nn.Module]) -> tuple[
     bare: list[float] = []
 
     class Timed(loops.PhaseLoop):
-        """All that happens from one step's beginning to the next one's is ours; the bare step goes in between."""
+        """Our loop with a bare step before each of its own; all other time between two steps counts as ours."""
 
         began = 0.0
 
@@ -122,8 +124,8 @@ def take_turns(args: Any, source: Any, build: Callable[[], nn.Module]) -> tuple[
     return ours[WARMUP:], bare[WARMUP : len(ours)]
 
 
-def picture_costs(source: Any, size: int, count: int = 200) -> dict[str, float]:
-    """Median seconds to decode one picture, to read it from the cache, and to augment it lightly or as DeiT does."""
+def image_costs(source: Any, size: int, count: int = 200) -> dict[str, float]:
+    """Median seconds to decode one image, to read it from the cache, and to augment it with two recipes."""
     some = source.subset(range(0, len(source), max(1, len(source) // count)))
     mean = std = (0.5, 0.5, 0.5)
 

@@ -170,19 +170,19 @@ def test_in_windows_it_reads_what_windows_leave(grid: Grid, shift: int) -> None:
 
 
 def test_layers_that_do_not_fit_each_other_are_refused_by_name() -> None:
-    with pytest.raises(UserError, match=r"lavit in blocks.0 reads the scores .* stands first"):
+    with pytest.raises(UserError, match=r"lavit in blocks.0 reads the scores .* it is the first layer"):
         column("lavit")
-    with pytest.raises(UserError, match=r"foveal in blocks.1 cannot leave it"):
+    with pytest.raises(UserError, match=r"foveal in blocks.1 does not provide it"):
         column("full/foveal/lavit/lavit")
     wide = {"img_size": 32, "embed_dims": (16,), "depths": (2,), "num_heads": (2,), "num_classes": 5}
-    with pytest.raises(UserError, match=r"cannot leave it: it reads scores of 2×64×64, not of 2×64×16"):
+    with pytest.raises(UserError, match=r"does not provide it: it reads scores of 2×64×64, not of 2×64×16"):
         Pyramid("reduced+lavit", **wide)
-    with pytest.raises(UserError, match=r"window:size=4 in stages.0.blocks.0 cannot leave it"):
+    with pytest.raises(UserError, match=r"window:size=4 in stages.0.blocks.0 does not provide it"):
         Pyramid("window:size=4+lavit:window=2", **wide)
     with pytest.raises(UserError, match="windows of another size or shift hold other pairs"):
         Pyramid("window:size=4+lavit:window=4,shift=2", **wide)
     assert Pyramid("window:size=4,shift=2+lavit:window=4,shift=2", **wide)
-    with pytest.raises(UserError, match=r"evit in blocks.1 takes tokens away in between"):
+    with pytest.raises(UserError, match=r"evit in blocks.1 removes tokens in between"):
         column("2xfull/2xlavit", tokens="evit:keep=0.5,at=1")
     with pytest.raises(UserError, match=r"vanilla is for the layers of a model"):
         create("lavit:vanilla=2", 16, 2, grid=GRID)

@@ -168,7 +168,7 @@ TABLE = [
     data("pictures of no bytes", "hollow", "read", "train"),
     data("broken pictures without labels", "broken/cat", "read", "eval"),
     data("pictures of no bytes without labels", "hollow/a", "read", "eval"),
-    data("an empty class", "half", "holds no images", "eval"),
+    data("an empty class", "half", "contains no images", "eval"),
     data("too few pictures to judge by", "half", "at least 6", "tune"),
     data("unknown torchvision set", "Nothing@pictures", "Nothing"),
     data("without labels", "loose", "without labels", "train"),
@@ -248,7 +248,7 @@ TABLE = [
     Bad("picture missing", "'none.jpg': no such image or folder", "predict", model=MODEL, pictures="none.jpg"),
     Bad("picture without a name", "no such image|no images", "predict", pictures="nothing"),
     word("answers into a file", "notes.txt", "predict", "--out", "notes.txt"),
-    word("answers among somebody's files", "no results of `predict`", "predict", "--out", "pictures"),
+    word("answers among somebody's files", "`predict` did not write", "predict", "--out", "pictures"),
     word("answers twice", "give one of the two", "predict", "--out", "answers", "--json", "answers.json"),
     word("cluster without a folder", "--ray needs --out", "predict", "--ray", "local"),
     word("runtime to predict with unknown", "unknown runtime 'onyx'", "predict", "--runtime", "onyx"),
@@ -277,7 +277,7 @@ TABLE = [
     word("option that does not exist", "--nonsense", "list", "--nonsense"),
     word("option without its value", "--json", "list", "--json"),
     word("one word too many", "unrecognized arguments", "list", "--force", "too", "many"),
-    model("model of show without attention", "resnet10t", "no attention of ours", "show"),
+    model("model of show without attention", "resnet10t", "no attention of attendless", "show"),
     word("weights of show damaged", "cut.safetensors", "show", "--weights", "cut.safetensors"),
     word("picture of unknown kind", ".png", "show", "--out", "shown.gif"),
     word("picture over somebody's file", "--force", "show", "--out", "pictures/cat/1.png"),
@@ -309,7 +309,7 @@ TABLE = [
     word("no annotations", "no annotations in 'pictures'", "train", *DETECTION),
     word("annotations that are none", "is not COCO's JSON", "train", *DETECTION, "--data", "untrue"),
     word("no masks", "no masks in 'pictures'", "train", "--task", "segmentation"),
-    word("masks of one class", "hold 1 class", "train", "--task", "segmentation", "--data", "blank"),
+    word("masks of one class", "contain 1 class", "train", "--task", "segmentation", "--data", "blank"),
 ]  # fmt: skip
 
 

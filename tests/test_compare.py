@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from attendless.attention import attentions, named
 from attendless.errors import UserError
 from attendless_lab.compare import compare, comparison, cost, schedule
 from attendless_lab.compare.build import build
@@ -72,6 +73,27 @@ def test_shared_weights_start_the_same(model: str) -> None:
     assert not torch.equal(
         full["head.weight"], build(variants("full", model=model, **size)[0], 10, seed=4).state_dict()["head.weight"]
     )
+
+
+def test_all_stands_for_every_mechanism() -> None:
+    found = [variant.attention for variant in variants("all", "full", "xca:lpi")]
+    assert len(found) == len(set(found)) == len(attentions()) + 1
+    assert {spec.name for text in found for spec in named(text)} == set(attentions())
+
+
+def test_all_skips_what_the_model_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    def only_full(variant, classes):
+        if variant.attention != "full":
+            raise UserError("does not fit")
+        return build(variant, classes)
+
+    monkeypatch.setattr(comparison.build, "build", only_full)
+    said: list[str] = []
+    _, remaining = comparison.check(variants("all"), required=["all"], say=said.append)
+    assert [variant.attention for variant in remaining] == ["full"]
+    assert "xca is skipped: does not fit" in said
+    with pytest.raises(UserError, match="does not fit"):
+        comparison.check(variants("all", "xca"), required=["all", "xca"], say=said.append)
 
 
 def test_patch_and_image_size_reach_the_model() -> None:
@@ -162,17 +184,17 @@ def test_another_attention_adds_its_row_and_redoes_nothing(small: Path, monkeypa
     assert again.rows == rows
 
 
-def test_the_headline_names_the_best_and_the_quickest(small: Path) -> None:
+def test_the_headline_names_the_best_and_the_fastest(small: Path) -> None:
     rows = [
         {"setting": "s", "attention": name, "top1_mean": top1, "curve": [{"speedup": speedup, "tokens": 2304}]}
         for name, top1, speedup in (("full", 91.0, 1.0), ("foveal", 92.5, 2.9), ("window", 11.0, 3.8))
     ]
     assert headline(rows) == (
-        "trained alike, foveal answers best, 92.5 %, and window worst, 11.0 %; at 2,304 tokens window is quickest, "
-        "3.8× as quick as the dense model, with 11.0 %"
+        "trained under identical conditions, foveal has the highest top-1, 92.5 %, and window the lowest, 11.0 %; at "
+        "2,304 tokens window is the fastest, 3.8× as fast as the baseline, with 11.0 %"
     )
     assert headline(rows[:1]) == ""
-    assert headline(rows_of(small)).startswith("trained alike")
+    assert headline(rows_of(small)).startswith("trained under identical conditions")
 
 
 def test_times_of_different_days_meet_on_one_clock() -> None:
@@ -255,7 +277,7 @@ def test_the_table_says_what_the_ratios_allow(small: Path, changes: dict, says: 
     row = rows_of(small)[0]
     names, (cells,) = table([row | {"curve": [row["curve"][0] | known | changes]}])
     found = dict(zip(names, cells, strict=True))
-    assert found["against dense"] == says
+    assert found["against baseline"] == says
     assert found["quartiles"] == "1.25–1.31"
 
 

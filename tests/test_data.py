@@ -124,10 +124,10 @@ def test_without_splits_some_are_held_out(tmp_path: Path) -> None:
     [
         ([], "Found: nothing"),
         (["notes.txt"], "Found: notes.txt"),
-        (["a/x.png", "b/readme.md"], "b' holds no images"),
+        (["a/x.png", "b/readme.md"], "b' contains no images"),
         (["train/a/x.png"], "no val folder"),
         (["val/a/x.png"], "no train folder"),
-        (["train/a/x.png", "val/b/x.png"], "does not know: b"),
+        (["train/a/x.png", "val/b/x.png"], "training data lacks: b"),
     ],
 )
 def test_a_wrong_folder_is_told_what_was_expected(tmp_path: Path, make: list[str], says: str) -> None:

@@ -83,16 +83,19 @@ def test_it_says_first_how_long_the_runs_take(made) -> None:
     assert said[1].startswith("2 runs, 1 at a time")
 
 
+FASTER, INTERVAL = "foveal: 2.6× faster at 2,304 tokens", "(−0.6 to +0.3), no training"
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({}, "foveal: 2.6× sooner at 2,304 tokens, 0.2 points lost (−0.6 to +0.3), no training"),
-        ({"difference": 0.4}, "foveal: 2.6× sooner at 2,304 tokens, 0.4 points won (−0.6 to +0.3), no training"),
-        ({"difference": 0.0}, "foveal: 2.6× sooner at 2,304 tokens, no point lost (−0.6 to +0.3), no training"),
+        ({}, f"{FASTER}, accuracy drop 0.2 points {INTERVAL}"),
+        ({"difference": 0.4}, f"{FASTER}, accuracy gain 0.4 points {INTERVAL}"),
+        ({"difference": 0.0}, f"{FASTER}, no accuracy drop {INTERVAL}"),
         (
             {"distinguishable": False},
             "foveal: not distinguishable from the baseline (1.01×, IQR 0.99–1.03) at 2,304 tokens, "
-            "0.2 points lost (−0.6 to +0.3), no training",
+            f"accuracy drop 0.2 points {INTERVAL}",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def test_boxes_are_corners_and_classes_by_place(boxes: Path) -> None:
 def test_one_file_is_split_by_holding_out(boxes: Path) -> None:
     (boxes / "train.json").rename(boxes / "instances.json")
     (boxes / "val.json").unlink()
-    with pytest.raises(UserError, match="too few pictures"):
+    with pytest.raises(UserError, match="too few images"):
         open_boxes(boxes)
     train, val, note = open_boxes(boxes, hold_out=4)
     assert (len(train), len(val)) == (6, 2)
@@ -89,9 +89,9 @@ def test_boxes_outside_are_cut_or_left_out_and_told(boxes: Path) -> None:
     train, _, note = open_boxes(boxes)
     assert train[0][1]["boxes"].tolist() == [[0, 0, 20, 20]]
     assert not len(train[1][1]["boxes"])
-    assert "2 pictures have no boxes and serve as background" in note
-    assert "1 boxes reach outside and are cut at the edge, first annotation 1" in note
-    assert "2 boxes have no area inside their picture and are left out, first 2" in note
+    assert "2 images have no boxes and serve as background" in note
+    assert "1 boxes cross the edge and are clipped, first annotation 1" in note
+    assert "2 boxes have no area inside their image and are removed, first 2" in note
 
 
 def test_crowds_are_judged_but_not_learned_from(boxes: Path) -> None:
@@ -106,22 +106,22 @@ def test_crowds_are_judged_but_not_learned_from(boxes: Path) -> None:
     [
         (lambda c: c["annotations"][3].update(category_id=99), "annotation 4: unknown category 99. There are 1, 2"),
         (lambda c: c["annotations"][3].update(image_id=99), "annotation 4: there is no image 99"),
-        (lambda c: c["annotations"][3].update(bbox=[1, 2, 3]), "annotation 4: bbox .* cannot be read"),
-        (lambda c: c["annotations"][3].update(bbox=[1, 2, "x", 4]), "annotation 4: bbox .* cannot be read"),
-        (lambda c: c["annotations"][3].update(bbox=[1, 2, float("nan"), 4]), "annotation 4: bbox .* cannot be read"),
-        (lambda c: c["annotations"][3].update(bbox=[9, 2, -3, 4]), "annotation 4: bbox .* cannot be read"),
-        (lambda c: c["annotations"][3].update(bbox="1234"), "annotation 4: bbox .* cannot be read"),
+        (lambda c: c["annotations"][3].update(bbox=[1, 2, 3]), "annotation 4: bbox .* is not valid"),
+        (lambda c: c["annotations"][3].update(bbox=[1, 2, "x", 4]), "annotation 4: bbox .* is not valid"),
+        (lambda c: c["annotations"][3].update(bbox=[1, 2, float("nan"), 4]), "annotation 4: bbox .* is not valid"),
+        (lambda c: c["annotations"][3].update(bbox=[9, 2, -3, 4]), "annotation 4: bbox .* is not valid"),
+        (lambda c: c["annotations"][3].update(bbox="1234"), "annotation 4: bbox .* is not valid"),
         (lambda c: c["annotations"][3].update(area="large"), "annotation 4: .*area 'large': expected"),
         (lambda c: c["annotations"][3].update(iscrowd="no"), "annotation 4: iscrowd 'no'"),
-        (lambda c: c["annotations"][3].update(image_id=[10]), r"image_id \[10\]: expected a number or a text"),
-        (lambda c: c["categories"][0].update(id={}), "id {}: expected a number or a text"),
-        (lambda c: c["annotations"].clear(), "not one box"),
+        (lambda c: c["annotations"][3].update(image_id=[10]), r"image_id \[10\]: expected a number or a string"),
+        (lambda c: c["categories"][0].update(id={}), "id {}: expected a number or a string"),
+        (lambda c: c["annotations"].clear(), "no box inside"),
         (lambda c: c["images"][0].pop("width"), "image 10 has no width and height"),
-        (lambda c: c["images"][0].update(file_name="gone.png"), "1 of 8 pictures .* are not in .* first 'gone.png'"),
-        (lambda c: c["images"][0].update(id=11), "gives an id of an image or a category twice"),
+        (lambda c: c["images"][0].update(file_name="gone.png"), "1 of 8 images .* are not in .* first 'gone.png'"),
+        (lambda c: c["images"][0].update(id=11), "contains an id of an image or a category twice"),
         (lambda c: c.pop("categories"), "is not COCO's JSON"),
         (lambda c: c["categories"][1].update(name="blue"), "differ in categories: blue, green"),
-        (lambda c: c["images"][0].update(width=500), "train0.png' is 36x44 pixels, but annotated as one of 500x44"),
+        (lambda c: c["images"][0].update(width=500), "train0.png' is 36x44 pixels, but annotated as 500x44"),
     ],
 )
 def test_broken_annotations_are_named(boxes: Path, change: Any, says: str) -> None:
@@ -187,7 +187,7 @@ def test_vocs_and_ade20ks_folders(masks: Path, tmp_path: Path) -> None:
     assert (len(train), len(val), train.classes) == (8, 4, ("1", "2"))
     assert set(np.unique(train[0][1])) == {0, IGNORE_INDEX}  # 0 of the file is ignored, 1 is the first class
     (voc / "JPEGImages" / "train0.jpg").unlink()
-    with pytest.raises(UserError, match=r"files that are not there, first JPEGImages/train0.jpg"):
+    with pytest.raises(UserError, match=r"missing files, first JPEGImages/train0.jpg"):
         open_masks(voc)
 
 
@@ -195,10 +195,10 @@ def test_masks_that_do_not_fit_are_named(masks: Path) -> None:
     path = masks / "train" / "masks" / "3.png"
     whole = Image.open(path).copy()
     Image.fromarray(np.zeros((5, 7), dtype=np.uint8)).save(path)
-    with pytest.raises(UserError, match=r"3.png' is 7x5 pixels, and its picture 48x32"):
+    with pytest.raises(UserError, match=r"3.png' is 7x5 pixels, but its image is 48x32"):
         open_masks(masks)
     Image.fromarray(np.full((32, 48), 300, dtype=np.uint16)).save(path)
-    with pytest.raises(UserError, match="holds the number 300: expected 0 to 255"):
+    with pytest.raises(UserError, match="contains the number 300: expected 0 to 255"):
         open_masks(masks)
     whole.convert("RGB").save(path)
     with pytest.raises(UserError, match=r"3.png' has colours \(RGB\)"):
@@ -208,12 +208,12 @@ def test_masks_that_do_not_fit_are_named(masks: Path) -> None:
         open_masks(masks)
     path.unlink()
     with pytest.raises(
-        UserError, match=r"1 of 8 pictures in 'train/images' have no mask in 'train/masks', first '3.png'"
+        UserError, match=r"1 of 8 images in 'train/images' have no mask in 'train/masks', first '3.png'"
     ):
         open_masks(masks)
     whole.save(path)
     (masks / "classes.txt").write_text("0 a\n1 b\n")
-    with pytest.raises(UserError, match="holds the number 2, which is no class: there are 0, 1"):
+    with pytest.raises(UserError, match="contains the number 2, which is not a class: expected 0, 1"):
         open_masks(masks)
     (masks / "classes.txt").write_text("zero a\n")
     with pytest.raises(UserError, match="expected lines such as `1 cat`"):

@@ -168,7 +168,7 @@ def test_wrong_heads_are_answered() -> None:
         head_for("depth", None)
     with pytest.raises(UserError, match="multiple of 8"):
         build(column(), "semantic_fpn:channels=65", 3)
-    with pytest.raises(UserError, match="batch 2 or more"):
+    with pytest.raises(UserError, match="batch of 2 or more"):
         build(column(), SMALL["upernet"], 3).train().losses(torch.randn(1, 3, 64, 64), torch.zeros(1, 64, 64).long())
 
 

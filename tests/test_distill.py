@@ -211,5 +211,5 @@ def test_maps_need_columns(folder: Path, tmp_path: Path) -> None:
     import timm
 
     model = timm.create_model("test_vit", num_classes=3, img_size=32)
-    with pytest.raises(UserError, match="columnar"):
+    with pytest.raises(UserError, match="isotropic"):
         Distillation(model, {"maps": 1.0}, model)

@@ -207,7 +207,7 @@ def test_a_teacher_without_a_head_for_patches_uses_its_classifier() -> None:
     answers = student.patch_logits(student.forward_features(IMAGES))
     expected = -(labels * answers.log_softmax(-1)).sum(-1).mean()
     torch.testing.assert_close(found, expected)
-    with pytest.raises(UserError, match="VisionTransformer has none: LV-ViT has one"):
+    with pytest.raises(UserError, match="VisionTransformer has none; LV-ViT has one"):
         Distillation(toy_vit(), {"patches": 1.0}, teacher)
 
 

@@ -203,9 +203,11 @@ def test_echo_reads_the_scores_of_the_layer_before() -> None:
     torch.testing.assert_close(found, expected)
     assert scores[2] is scores[1], "handed on"
     assert scores[0] is scores[3] is None, "and dropped where nobody reads them"
-    with pytest.raises(UserError, match=r"echo in blocks.1 reads the scores .* but foveal in blocks.0 cannot leave it"):
+    with pytest.raises(
+        UserError, match=r"echo in blocks.1 reads the scores .* but foveal in blocks.0 does not provide it"
+    ):
         Columnar(**shape, attention="foveal/echo/echo")
-    with pytest.raises(UserError, match="it stands first"):
+    with pytest.raises(UserError, match="it is the first layer"):
         Columnar(**shape, attention="echo")
 
 

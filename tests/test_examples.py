@@ -13,11 +13,11 @@ from attendless.attention import registry
 FOLDER = Path(__file__).resolve().parents[1] / "examples"
 #: What each prints, and what it is called with here: less of everything.
 SCRIPTS = {
-    "convert": ({"size": 64, "budget": 0.2}, "saved, loaded, the same answers: True"),
+    "convert": ({"size": 64, "budget": 0.2}, "saved and loaded, outputs identical: True"),
     "tune": ({"size": 64, "count": 8, "budget": 0.1}, "chosen: "),
     "optimize": ({"size": 32, "count": 8, "budget": "1s"}, "saved: model.safetensors; opened again: (1, "),
     "own_attention": ({}, "{'passed': "),
-    "distil_folder": ({"pictures": 32}, "the teacher's answer to "),
+    "distil_folder": ({"images": 32}, "top-1 agreement with the teacher "),
     "dense_features": ({"height": 64, "width": 96}, "stride 4: (1, 48, 16, 24)"),
 }
 

@@ -77,7 +77,7 @@ def test_a_look_is_a_row_of_the_map_used(explorer: Explorer, seen: Picture, atte
     torch.testing.assert_close(look.weights, expected, atol=1e-6, rtol=0)
     assert (look.row, look.column) == (2, 3)
     assert bool((look.sharp == 1).all()) == (attention != SPARSE)
-    with pytest.raises(UserError, match="there is no patch in row 4, column 0: rows go to 3, columns to 3"):
+    with pytest.raises(UserError, match="there is no patch in row 4, column 0: the last is in row 3, column 3"):
         explorer.look(attention, seen, (4, 0), 1)
     with pytest.raises(UserError, match="layer 1 has no head 2: it has heads 0 to 1"):
         explorer.look(attention, seen, (0, 0), 1, 2)
@@ -193,8 +193,8 @@ def test_what_is_no_picture_is_said_without_the_servers_paths(tmp_path: Path, tr
     assert MOST_PIXELS < 12_000 * 9_000
     for path, message in {
         text: "cannot read image 'text.jpg': cannot identify image file 'text.jpg'",
-        large: "cannot read image 'large.jpg': 20.0 MB, at most 20 MB are taken",
-        bomb: "cannot read image 'bomb.png': 12000 × 9000 pixels, at most 50 million are taken",
+        large: "cannot read image 'large.jpg': 20.0 MB, at most 20 MB are accepted",
+        bomb: "cannot read image 'bomb.png': 12000 × 9000 pixels: expected at most 50 million",
     }.items():
         with pytest.raises(BadImage, match=re.escape(message)):
             take(path, transform)

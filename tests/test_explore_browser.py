@@ -89,7 +89,7 @@ def test_a_visit(tab, tmp_path: Path) -> None:
     tab.get_by_label("number input for layer").fill("9")
     now = changed(tab, now, range(1, 6))  # all but the picture itself
     answers = facts(tab)
-    tab.get_by_label("number input for keep-rate").first.fill("0.5")
+    tab.get_by_label("number input for keep rate").first.fill("0.5")
     now = changed(tab, now, (2, 3))  # the left model's mask and map
     assert tab.get_by_label("attention of the left model").input_value() == "foveal:keep=0.5"
     assert facts(tab)[0] != answers[0]
@@ -119,7 +119,7 @@ def test_bad_pictures_are_one_message_and_change_nothing(tab, tmp_path: Path) ->
     before = pictures(tab)
     (tmp_path / "text.jpg").write_text("not a picture")
     Image.new("1", (12_000, 9_000)).save(tmp_path / "bomb.png")
-    for name, message in {"text.jpg": "cannot identify image file", "bomb.png": "at most 50 million are taken"}.items():
+    for name, message in {"text.jpg": "cannot identify image file", "bomb.png": "expected at most 50 million"}.items():
         tab.set_input_files("input[type=file]", tmp_path / name)
         toast = tab.locator(".toast-body", has_text=message)
         toast.wait_for()

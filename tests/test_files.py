@@ -156,7 +156,7 @@ def test_files_of_another_kind_are_refused(saved, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda h, t: h.update(format=99), "in format 99; this one reads up to 4"),
+        (lambda h, t: h.update(format=99), "in format 99; this one reads up to 5"),
         (lambda h, t: h.pop("format"), "header that cannot be read"),
         (lambda h, t: h.pop("arguments"), "does not describe a model that can be built"),
         (lambda h, t: h.update(host="nothing"), "cannot be built here: unknown backbone 'nothing'"),

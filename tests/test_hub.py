@@ -85,9 +85,9 @@ def test_what_is_sent(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_network_it_is_said(model: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys.modules["attendless.integrations.pretrained"], "_answers", lambda address: False)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(attendless.UserError, match="'me/none' cannot be fetched: the Hub does not answer"):
+    with pytest.raises(attendless.UserError, match="'me/none' cannot be downloaded: the Hub does not respond"):
         attendless.from_hub("me/none")
-    with pytest.raises(attendless.UserError, match="cannot be sent to 'me/none': the Hub does not answer"):
+    with pytest.raises(attendless.UserError, match="cannot be uploaded to 'me/none': the Hub does not respond"):
         attendless.push_to_hub(model, "me/none")
 
 

@@ -150,7 +150,7 @@ BROKEN = [
     ("maps", "rows, which should be one", {"attend": attends(lambda s, out, c: (2 * out, c)), "map": Attention.map}),
     ("maps", "the map is", {"map": lambda self, x, context, query=None: torch.ones(1)}),
     ("maps", "single query", {"map": lambda self, x, c, query=slice(0): Full.map(self, x, c, slice(query == 3, None))}),
-    ("provides", "asked for scores, but left none", {"provides": frozenset({"scores"}), "attend": attends(
+    ("provides", "must provide scores, but did not", {"provides": frozenset({"scores"}), "attend": attends(
         lambda s, out, context: (out, context.replace(scores=None)))}),
     ("provides", "scores is", {"provides": frozenset({"scores"}), "attend": attends(
         lambda s, out, context: (out, context.replace(scores=torch.ones(3))))}),

@@ -123,16 +123,16 @@ def test_what_is_carried_is_added_to_the_first_layers_scores() -> None:
 
 
 def test_stages_that_cannot_carry_are_refused() -> None:
-    with pytest.raises(UserError, match="window ends a stage, but has no scores of its tokens"):
+    with pytest.raises(UserError, match="window ends a stage, but provides no scores of its tokens"):
         Pyramid("window/full", **STAGES, carry="grid")
-    with pytest.raises(UserError, match="foveal begins a stage, but has no use"):
+    with pytest.raises(UserError, match="foveal begins a stage, but does not read scores"):
         Pyramid("full/foveal", **STAGES, carry="grid")
     with pytest.raises(UserError, match="unknown carry 'mean'"):
         Pyramid("full", **STAGES, carry="mean")
     with pytest.raises(UserError, match="reads 1"):
         Pyramid("full/lavit", **STAGES, carry="grid")
     model = Pyramid("full", **STAGES, carry="conv")
-    with pytest.raises(UserError, match="made for other attentions"):
+    with pytest.raises(UserError, match="built for other attentions"):
         convert(model, "full/reduced/full/full", below_breakeven="keep")
 
 

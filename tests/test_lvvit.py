@@ -146,7 +146,7 @@ def test_another_size_and_other_classes() -> None:
     assert model(torch.randn(1, 3, 96, 64)).shape == (1, 24)
     with pytest.raises(UserError, match=r"\(64, 64\) were given to a model for \(96, 64\)"):
         model(IMAGES)
-    with pytest.raises(UserError, match="a convolutional stem keeps its own"):
+    with pytest.raises(UserError, match="size of a convolutional stem is fixed"):
         model.set_input_size(patch_size=(8, 8))
     with pytest.raises(UserError, match="expected 'token'"):
         small(global_pool="avg")

@@ -95,9 +95,9 @@ def test_what_has_no_map_is_said() -> None:
     images = torch.randn(1, 3, 32, 32)
     with pytest.raises(UserError, match="layer 3 does not exist: Columnar has layers 0 to 2"):
         maps(columnar(), images, 3)
-    with pytest.raises(UserError, match="layer 1 attends by timm's WindowAttention, which keeps no map: convert it"):
+    with pytest.raises(UserError, match="layer 1 has timm's WindowAttention, which provides no map: convert the model"):
         maps(swin(), images, 1)
-    with pytest.raises(UserError, match="ResNet has no attention of ours"):
+    with pytest.raises(UserError, match="ResNet has no attention of attendless"):
         maps(timm.create_model("test_resnet"), images, 0)
     assert attendless.maps is maps
 
@@ -127,7 +127,7 @@ def test_a_pixel_stands_for_the_patch_under_it() -> None:
     found = maps(model, images, 2, query=(31, 8))[0]  # the last column of the second row
     torch.testing.assert_close(found.weights, whole.weights[:, :, 8:9])
     assert torch.equal(found.on_grid().flatten(-2), found.weights[..., 1:])
-    with pytest.raises(UserError, match="pixel 32,8 is not in the image: expected x,y below 32,32"):
+    with pytest.raises(UserError, match="pixel 32,8 is outside the image: expected x,y below 32,32"):
         maps(model, images, 2, query=(32, 8))
 
 
@@ -169,7 +169,7 @@ def test_rollout_is_the_product_of_halved_maps() -> None:
     merged = rollout(convert(model, "full", tokens="tome:r=4"), images)
     assert merged.shape == (2, 9, 17)
     torch.testing.assert_close(merged.sum(-1), torch.ones(2, 9))
-    with pytest.raises(UserError, match="rollout needs one grid"):
+    with pytest.raises(UserError, match="rollout needs the same grid"):
         rollout(pyramid(), images)
 
 

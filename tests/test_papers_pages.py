@@ -1,13 +1,16 @@
-"""The page of all tables and the pages of the studies are what the commands print, and nothing in them is typed in."""
+"""The pages of the papers and of the studies are the output of the commands."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from attendless_cli.main import main
 from attendless_lab.papers import page, study_page, table, tables
+from attendless_lab.papers.layout import lay_out
 from attendless_lab.papers.study import studies
 from attendless_lab.papers.table import Row
 
@@ -39,30 +42,66 @@ def test_every_table_and_figure_is_there() -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_the_page_is_up_to_date(name: str) -> None:
-    """`attendless papers --markdown > docs/papers.md` writes it."""
+    """`attendless papers --pages docs` writes the pages."""
     asked = table(name)
     rows = list(asked.build())
-    text = (DOCS / "papers.md").read_text()
+    text = (DOCS / "papers" / f"{asked.source.name}.md").read_text()
     assert f"\n## {name}\n{page.section(asked, rows)}" in text
-    assert f"| [{name}](#{name}) | {asked.title} | {'; '.join(asked.here)} | {page.agreement(rows)} |" in text
+    assert f"| {' | '.join(page.overview_line(asked, rows))} |" in (DOCS / "papers.md").read_text()
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_row_without_a_number_of_ours_says_why(name: str) -> None:
+def test_a_row_without_our_value_has_a_note(name: str) -> None:
     assert all(row.note for row in table(name).build() if row.ours is None)
 
 
-def test_the_page_begins_with_what_there_is() -> None:
-    text = (DOCS / "papers.md").read_text()
-    assert text.startswith(page.INTRODUCTION)
-    assert text.count("\n## ") == len(tables())
+def test_each_page_has_its_introduction_and_tables() -> None:
+    assert (DOCS / "papers.md").read_text().startswith(page.INTRODUCTION)
+    for source in {one.source for one in tables().values()}:
+        text = (DOCS / "papers" / f"{source.name}.md").read_text()
+        assert source.introduction in text
+        assert text.count("\n## ") == sum(one.source == source for one in tables().values())
 
 
-def test_rows_as_they_are_printed() -> None:
-    assert page.cells(Row("a", "FLOPs", "G", "1.5", 1.46e9)) == ("a", "FLOPs", "1.5 G", "1.5 G", "yes", "")
-    assert page.cells(Row("a", "top-1", "%", "79.4", None, "why")) == ("a", "top-1", "79.4 %", "–", "–", "why")
-    assert page.cells(Row("a", "tokens", "tokens", "", 3136)) == ("a", "tokens", "–", "3,136 tokens", "–", "")
-    assert page.agreement([Row("a", "x", "M", "1", 2e6), Row("a", "y", "M", "2", 2e6)]).startswith("1 of 2 ")
+def test_no_page_is_long_or_wide() -> None:
+    for path in (DOCS / "papers.md", *(DOCS / "papers").iterdir()):
+        lines = path.read_text().splitlines()
+        assert len(lines) <= 260, path
+        visible = [re.sub(r"\]\([^)]*\)", "]", line) for line in lines if line.startswith("|")]
+        assert max(map(len, visible)) <= 200, path
+
+
+def test_the_layout_of_a_table() -> None:
+    rows = [
+        Row("a", "FLOPs", "G", "1.5", 1.46e9),
+        Row("a", "top-1", "%", "79.4", None, "why"),
+        Row("b", "FLOPs", "G", "1.5", 1.6e9, "reason; other reason"),
+        Row("b", "top-1", "%", "80.1", None, "reason; why"),
+        Row("b", "tokens", "tokens", "", 3136, attention="full"),
+    ]
+    found = lay_out(rows)
+    assert found.columns == ("row", "attention", "FLOPs, G", "ours", "top-1, % [3]", "tokens (ours)")
+    assert found.lines == (
+        ("a", "–", "1.5", "1.5", "79.4", "–"),
+        ("b", "full", "1.5", "≠ 1.6 [1] [2]", "80.1 [1]", "3,136"),
+    )
+    assert found.footnotes == ("reason", "other reason", "why")
+    assert page.agreement(rows) == "1 of 2"
+
+
+def test_the_command_writes_the_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = {name: table(name) for name in ("bbvit-1", "sparsifiner-4")}
+    monkeypatch.setattr("attendless_lab.papers.tables", lambda: few)
+    assert main(["papers", "--pages", str(tmp_path)]) in (0, None)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.md")} == {
+        *("papers.md", "papers/bbvit.md", "papers/sparsifiner.md"),
+    }
+    for given, expected in ((["--markdown"], "use --pages DIR"), (["bbvit-1", "--pages", "d"], "must be left out")):
+        with pytest.raises(SystemExit):
+            main(["papers", *given])
+        assert expected in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", [study.name for study in studies().values()])

@@ -61,7 +61,7 @@ def done(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     """A study that was cut short before its first run, then carried out."""
     out, said = tmp_path_factory.mktemp("out"), list[str]()
     carry_out(TINY, str(pictures), out, minutes=-1, say=said.append)
-    assert said[-1] == "time is up; the same command goes on"
+    assert said[-1] == "the time limit is reached; the same command continues"
     assert not any(row["runs"] for row in gather(TINY, out)["rows"])
     carry_out(TINY, str(pictures), out, say=said.append)
     return out, said
@@ -91,7 +91,7 @@ def test_what_another_process_is_at_is_left_to_it(pictures: Path, tmp_path: Path
         carry_out(TINY, str(pictures), tmp_path, say=said.append)
     ended = [line.partition(" (")[0] for line in said if "after" in line]
     assert ended == ["2/6 windows", "3/6 ViT", "4/6 windows", "5/6 axial", "6/6 axial"]
-    assert said[-1].endswith("another process's; should it have ended, the same command goes on")
+    assert said[-1].endswith("belong to another process; if it has ended, the same command continues")
     carry_out(TINY, str(pictures), tmp_path, say=said.append)
     assert [line for line in said if "after" in line][-1].startswith("1/1 ViT")
 
@@ -143,7 +143,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert found.verdict == "better"
     assert found.mean == pytest.approx(54.0)
     noisy = rows(base=[50.0, 40.0, 60.0], sparse=[53.0, 35.0, 64.0])
-    assert summarise(noisy[1], noisy).verdict == "not told apart"
+    assert summarise(noisy[1], noisy).verdict == "not significant"
     worse = rows(base=[50.0, 40.0], sparse=[45.0, 35.1])
     assert summarise(worse[1], worse).verdict == "worse"
 

@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file, and attendless comes with"):
         convert(toy_vit(), SPEC, below_breakeven="keep", predictor="nothing")
     part = saved(learned(f"full/{SPEC}"), tmp_path / "part.safetensors")
-    with pytest.raises(UserError, match=r"nothing for blocks\.0"):
+    with pytest.raises(UserError, match=r"no weights for blocks\.0"):
         convert(toy_vit(), SPEC, below_breakeven="keep", predictor=part)
 
 

@@ -436,7 +436,7 @@ def test_compiles_whole(name: str) -> None:
         ({"attention": "window/full"}, "names 2 parts, but the model has 4 stages with 8 layers"),
         ({"attention": "wimdow"}, "Did you mean 'window'"),
         ({"attention": [[]] * 4}, "expected \\[2, 1, 3, 2\\]"),
-        ({"depths": (1, 2)}, "must name the same stages"),
+        ({"depths": (1, 2)}, "must have the same length"),
         ({"positions": "fourrier"}, "Did you mean 'fourier'"),
         ({"embedding": "conv"}, "merge, overlap, patch"),
         ({"class_token": True}, "needs learned positions"),

@@ -163,7 +163,7 @@ def test_a_batch_that_no_worker_survives_is_given_up(engine: Engine, monkeypatch
     (line,) = engine.lines
     monkeypatch.setattr(line, "_restart", lambda: None)
     monkeypatch.setattr(line.worker, "answer", lambda places: (_ for _ in ()).throw(Lost))
-    with pytest.raises(Failed, match="3 times over this batch"):
+    with pytest.raises(Failed, match="3 times with this batch"):
         engine.submit(noise(1)[0]).result(60)
 
 
@@ -262,15 +262,15 @@ FORM = {"Content-Type": "multipart/form-data; boundary=x"}
 FIELD = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\nb\r\n--x--\r\n'
 REFUSALS = {
     "nothing": (400, "body is empty", {"content": b""}),
-    "text": (415, "no picture of a known kind", {"content": b"hello"}),
-    "a page called a picture": (415, "known kind", {"content": b"<svg/>", "headers": {"Content-Type": "image/png"}}),
+    "text": (415, "the body is not an image", {"content": b"hello"}),
+    "a page called a picture": (415, "not an image", {"content": b"<svg/>", "headers": {"Content-Type": "image/png"}}),
     "half a picture": (422, "damaged", {"content": png(noise(1, 64)[0])[:2000]}),
     "a bomb": (413, "pixels", {"content": bomb()}),
     "many pixels": (413, "has 200 x 100 pixels", {"content": png(np.zeros((100, 200, 3), np.uint8))}),
     "many bytes": (413, "larger than 0.1 MB", {"content": b"\0" * 200_000}),
     "no form": (400, "form cannot be read", {"content": b"nothing", "headers": FORM}),
     "a form without boundary": (400, "form", {"content": b"-", "headers": {"Content-Type": "multipart/form-data"}}),
-    "a form without file": (400, "holds no file", {"content": FIELD, "headers": FORM}),
+    "a form without file": (400, "contains no file", {"content": FIELD, "headers": FORM}),
     "two files": (400, "form cannot be read", {"files": {"a": b"1", "b": b"2"}}),
 }  # fmt: skip
 
@@ -408,7 +408,7 @@ def test_the_verb_serves_and_stops_when_asked(saved: Path, tmp_path: Path) -> No
         server.kill()
     assert found == [200, 200, 200]
     assert server.returncode == 0
-    assert "everything accepted has been answered" in said
+    assert "all accepted requests are finished" in said
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_a_model_that_full_attention_does_not_fit_is_shown_without_it() -> None:
     model = timm.create_model("lavit_tiny", img_size=64).eval()
     seen = scene(model, picture(), size=(64, 64), layers=[4, 5])
     looking.draw_maps(seen)
-    with pytest.raises(UserError, match="was made for other attentions"):
+    with pytest.raises(UserError, match="was built for other attentions"):
         looking.draw_sparse(seen)
 
 
@@ -105,9 +105,9 @@ def test_a_pixel_of_the_file_is_found_in_what_the_model_sees() -> None:
     x, y = pixel_seen((51, 34), (80, 60), transform)
     assert abs(x - column) <= 1
     assert abs(y - row) <= 1
-    with pytest.raises(UserError, match="query 2,34 is cropped away: the model sees the picture from"):
+    with pytest.raises(UserError, match="query 2,34 is outside the crop: the model sees the image from"):
         pixel_seen((2, 34), (80, 60), transform)
-    with pytest.raises(UserError, match="query 80,34 is not in the picture: expected x,y below 80,60"):
+    with pytest.raises(UserError, match="query 80,34 is outside the image: expected x,y below 80,60"):
         pixel_seen((80, 34), (80, 60), transform)
 
 
@@ -118,7 +118,7 @@ def test_layers_are_spread_from_the_first_to_the_last() -> None:
 
 def test_figures_of_another_mechanism_are_refused() -> None:
     for name in ("sparsifiner-6", "foveal"):
-        with pytest.raises(UserError, match="this figure is of"):
+        with pytest.raises(UserError, match="this figure needs"):
             FIGURES[name](look("window:size=2"))
 
 
@@ -133,10 +133,10 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert "random weights" in printed.err
     for wrong, message in {
         ("--layers", "9"): "layers '9'",
-        ("--query", "400,3"): "query 400,3 is not in the picture",
+        ("--query", "400,3"): "query 400,3 is outside the image",
         ("--query", "4"): "expected X,Y in pixels",
         ("--heads", "7"): "head 7 does not exist",
-        ("--figure", "sparsifiner-7"): "this figure is of sparsifiner",
+        ("--figure", "sparsifiner-7"): "this figure needs sparsifiner",
     }.items():
         with pytest.raises(SystemExit):
             main([*words, *wrong, "--out", str(tmp_path / "no.png")])

@@ -66,7 +66,7 @@ def test_a_file_knows_its_classes_and_how_it_was_judged(folder: Path, tmp_path: 
     out = str(tmp_path / "b")
     assert main(["distill", str(best), "--attention", "full", "--out", out, *words, "--phase", "all:epochs=1"]) == 0
     captured = capsys.readouterr()
-    assert "the labels are not the teacher's classes: they are left out" in captured.err
+    assert "the labels are not the teacher's classes: training ignores them" in captured.err
     assert f"--data {others} --no-labels\n" in captured.out
     row = json.loads((tmp_path / "j").read_text())["rows"][0]
     assert "top1" not in row
@@ -101,7 +101,7 @@ def test_what_will_be_slower_is_said_at_the_start(folder: Path, tmp_path: Path, 
     assert main([*words, "--attention", "full/foveal:keep=1/linformer:keys=2", "--out", str(tmp_path / "b")]) == 0
     said = capsys.readouterr().err
     assert said.count("warning") == 1
-    assert "at 32 px 1 of the 2 layers that attend less will not be faster than full attention" in said
+    assert "at 32 px 1 of the 2 layers with efficient attention are not faster than full attention" in said
     assert said.index("warning") < said.index("train epoch 1")
 
 

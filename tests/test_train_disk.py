@@ -55,7 +55,7 @@ def test_a_full_disk_changes_no_bit(
         if not step:
             disk.__enter__()
         try:
-            with pytest.raises(UserError, match=r"cannot write .*: File too large.* the same command goes on"):
+            with pytest.raises(UserError, match=r"cannot write .*: File too large.* the same command resumes"):
                 train(toy_vit(), folder, out=tmp_path, run=RUN, **FIELDS)
         finally:
             disk.__exit__(None, None, None)

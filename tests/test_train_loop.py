@@ -214,7 +214,7 @@ def test_an_answer_that_is_no_number_is_an_error(folder: Path, tmp_path: Path, m
     monkeypatch.setattr(VisionTransformer, "forward_head", breaks_on_one)
     (folder / "val" / "class0" / "1.png").rename(folder / "val" / "class0" / "1.gone")
     try:
-        with pytest.raises(UserError, match=r"answers 2 of 20 pictures with NaN or infinity, the first 'class0/3.png'"):
+        with pytest.raises(UserError, match=r"returns NaN or infinity for 2 of 20 images, the first 'class0/3.png'"):
             train(toy_vit(), folder, out=tmp_path, run=RUN, epochs=1, batch=16, size=(16,))
     finally:
         (folder / "val" / "class0" / "1.gone").rename(folder / "val" / "class0" / "1.png")

@@ -148,7 +148,8 @@ train(counting_vit(), sys.argv[1], out=sys.argv[2], run=Run(workers=1, checkpoin
 def test_twenty_kills(folder: Path, tmp_path: Path) -> None:
     """kill -9 at 20 random moments: the same bits, never from the start again, less than half of the work repeated."""
     draw = random.Random(int.from_bytes(os.urandom(4), "little"))
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 
     def start(name: str) -> subprocess.Popen:
         words = [sys.executable, "-c", SCRIPT, str(folder), str(tmp_path / name), "0.01"]

@@ -1,4 +1,4 @@
-"""Vision Transformers that attend less, and are measurably faster for it.
+"""Make pretrained Vision Transformers faster on CPUs, without retraining.
 
 The public API is `__all__` of this package, of `attendless.dense`, `attendless.huggingface`, `attendless.tokens` and
 `attendless.sparse`, and the names in docs/reference.md. All other modules are internal: they may change in any version.

@@ -1,4 +1,4 @@
-"""`python -m attendless`: the command line, which is a package of its own that the library does not import."""
+"""`python -m attendless`: the command line, which is a separate package that the library does not import."""
 
 import runpy
 

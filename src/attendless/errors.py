@@ -1,4 +1,4 @@
-"""The one kind of error a user causes: it says what was given, what was expected and what exists."""
+"""Errors that a user can correct: they state what was given, what was expected and what exists."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udff
 
 
 class UserError(ValueError):
-    """Something the caller can put right. The command line prints it on one line and exits with 2.
+    """An error that the caller can correct. The command line prints it on one line and exits with 2.
 
     Args:
         message: What was given, what was expected and what to do. Control characters are replaced.

@@ -30,7 +30,7 @@ _PART = re.compile(r"(?:(?P<count>[0-9]{1,6})x)?(?P<name>[a-zA-Z_][\w.-]*)(?::(?
 
 
 class Form(NamedTuple):
-    """How the text of an option is written where its annotation does not say: a description, a reader and a writer."""
+    """The text form of an option whose annotation does not determine it: a description, a reader and a writer."""
 
     expected: str
     read: Callable[[str], Any]
@@ -47,7 +47,7 @@ def option(
         help: One line of help.
         low: The smallest value allowed; default: no bound.
         high: The largest value allowed; default: no bound.
-        form: How the text of the option is read and written, where its annotation does not say.
+        form: How the text of the option is read and written, if its annotation does not determine it.
     """
     return dataclasses.field(default=default, metadata={"help": help, "low": low, "high": high, "form": form})
 

@@ -1,7 +1,7 @@
 """The one rule for "attendless wrote this file": every kind of file holds a mark at a fixed place.
 
-A file without the mark of its kind belongs to somebody else, and commands replace it only with `--force`. An empty file
-belongs to nobody. A folder of results is marked by the description that its command writes there first.
+Commands replace a file without the mark of its kind only with `--force`. An empty file may be replaced. A
+folder of results is marked by the description that its command writes there first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_ours(path: str | Path, kind: str) -> bool:
 
     Args:
         path: An existing file.
-        kind: `model`, `json`, `page`, or the ending of a picture, an exported file or a library (`.png`, `.onnx`).
+        kind: `model`, `json`, `page`, or the ending of a figure, an exported file or a library (`.png`, `.onnx`).
     """
     if os.path.getsize(path) == 0:
         return True
@@ -57,7 +57,7 @@ def not_ours(folder: str | Path, description: str, files: Iterable[str]) -> str 
 
 
 def picture_mark(suffix: str) -> dict[str, str]:
-    """The mark of a picture with this ending, as Matplotlib's `savefig(metadata=…)` takes it."""
+    """The mark of a figure with this ending, as Matplotlib's `savefig(metadata=…)` takes it."""
     return {"Software" if suffix.lower() == ".png" else "Creator": MARK}
 
 

@@ -1,7 +1,7 @@
-"""Whether the preprocessing and the classes that a file states can be those of a model.
+"""Validation of the preprocessing and the classes that a file states.
 
-Saved and exported files describe how their model takes images. The values are used to allocate and to scale images, so
-a file with absurd ones is refused when it is opened, not when an image arrives.
+Saved and exported files describe the preprocessing of their model. The values are used to allocate and to scale
+images, so a file with invalid values is refused when it is opened.
 """
 
 from __future__ import annotations

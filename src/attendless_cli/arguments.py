@@ -170,8 +170,8 @@ class Target(str):
 
 
 def target(kind: str) -> Callable[[str], Target]:
-    """The `type=` of an argument that names a file to write: a `model`, `export`, `json`, `picture` or `page`,
-    or a folder: a `run`, a `comparison` or an `optimized` model.
+    """The `type=` of an argument that names a file to write: `model`, `export`, `json` or `page`, a figure, or a
+    folder: a `run`, a `comparison` or an `optimized` model.
 
     `-` is standard output.
     """
@@ -267,3 +267,30 @@ def above_zero(text: str) -> float:
 
 def not_negative(text: str) -> float:
     return _number(text, "a number that is 0 or more", lambda found: found >= 0)
+
+
+def metric(parser: argparse.ArgumentParser, default: str) -> None:
+    text = "module:function, (outputs, targets) to a score per image, higher is better; targets are the labels, or the "
+    text += f"original's outputs (default: {default})"
+    parser.add_argument("--metric", metavar="M", help=text)
+
+
+def metric_function(text: str | None) -> Any:
+    """The function that `module:function` names; the working directory is searched too."""
+    if text is None:
+        return None
+    import importlib
+    import os
+    import sys
+
+    from attendless.errors import UserError
+
+    module, _, name = text.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"--metric {text!r}: expected module:function, which can be imported here: {error}") from None
+    finally:
+        sys.path.remove(os.getcwd())
+    return found

@@ -7,6 +7,7 @@ examples:
   attendless compare --attention full foveal:keep=0.1 window:size=4 --seed 0 1 2 --out runs/mine
   attendless compare deit_tiny_patch16_224 --patch 8 16 --data imagenette --recipe quick --size 160 --out runs/nette
   attendless --plugin mine.py compare --attention full mine --out runs/mine
+  attendless --plugin mine.py compare --attention all --out runs/all
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "timm or attendless model names, or files (default: a ViT with fewer than 0.5 M parameters)"
     parser.add_argument("model", metavar="MODEL", nargs="*", help=text)
-    text = "attention specs; `attendless list` shows them (default: one of every kind)"
+    text = "attention specs, or `all`: every mechanism of `attendless list`, plug-ins included (default: six of them)"
     parser.add_argument("--attention", metavar="A", nargs="+", default=[], help=text)
     text = "patch sizes (default: the model's own)"
     parser.add_argument("--patch", metavar="P", nargs="+", type=arguments.positive, default=[None], help=text)

@@ -1,4 +1,4 @@
-"""Train a model with sparser attention, or fewer tokens, to reproduce the model it was made from: from the teacher's
+"""Train a model with efficient attention or token reduction to reproduce the model it was made from: from the teacher's
 predictions, last-layer tokens and attention maps, and from labels where there are any. The same command on the same
 folder resumes.
 

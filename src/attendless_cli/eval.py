@@ -8,6 +8,9 @@ or, if the model stores no names, in sorted order; a subset of the classes is en
 An exported file (.onnx, .xml, .pt2) is measured in its own runtime with its stored preprocessing, and compared with the
 original model if it was made from a saved file that is still there, or if --weights F gives the original's weights.
 
+With --metric, a function of your own scores the outputs of every image, for models that are not classifiers. Its targets
+are the labels or, with --no-labels, the original model's outputs.
+
 A detector or segmentor from `train --task` is measured by COCO's average precision, or by mean intersection over union.
 
 examples:
@@ -15,7 +18,8 @@ examples:
   attendless eval fast.safetensors --data photos/ --no-labels --size 384 --crop-pct 1.0
   attendless eval fast.xml --data imagenet/val --weights deit.safetensors
   attendless eval runs/pets/best.safetensors --data pets --attention full foveal:keep=0.25
-"""
+  attendless eval sam2_tiny_encoder --weights encoder.safetensors --data photos/ --no-labels --metric sam2_masks:mask_agreement
+"""  # noqa: E501 (commands are to be copied whole)
 
 from __future__ import annotations
 
@@ -25,6 +29,9 @@ import sys
 from typing import Any
 
 from . import arguments, output, tasks
+
+COLUMNS = ("attention", "top-1", "95 %", "top-5", "vs original", "95 %", "agreement", "core MACs", "images/s")
+SCORE_COLUMNS = ("attention", "mean", "95 %", "median", "worst", "vs original", "95 %", "core MACs", "images/s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,13 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.size(parser, many=False)
     parser.add_argument("--data", metavar="DIR", required=True, help="folder of images")
     parser.add_argument("--no-labels", action="store_true", help="measure agreement alone; folder names do not matter")
+    arguments.metric(parser, "top-1 and top-5")
     arguments.crop_pct(parser)
     text = "fp32, or bf16 for a model that PyTorch runs; the original stays in fp32 (default: fp32, or the file's own)"
     parser.add_argument("--precision", metavar="P", help=text)
     arguments.task(parser)
     text = "segmentation: average the predictions over six scales and their mirror images"
     parser.add_argument("--several-scales", action="store_true", help=text)
-    text = "images per forward pass (default: 32; 4 for detection and segmentation)"
+    text = "images per forward pass (default: 32; 4 for detection and segmentation; 1 with --metric)"
     parser.add_argument("--batch", metavar="B", type=arguments.positive, help=text)
     arguments.images(parser, "all")
     text = "processes that decode images"
@@ -57,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     from attendless.errors import UserError
     from attendless.export.folder import model_file
     from attendless.measure.accuracy import evaluate, preprocessing
+    from attendless.measure.scores import evaluate_by
     from attendless.sizes import input_size
 
     args.model = model_file(args.model)
@@ -65,32 +74,32 @@ def run(args: argparse.Namespace) -> int:
         return tasks.evaluate(args)
     if args.several_scales:
         raise UserError("--several-scales is for segmentation")
+    metric = arguments.metric_function(args.metric)
     source = open_data(args.data, "val", labels=not args.no_labels)
     model, dense, models, missing = _opened(args)
     labels = NO_LABELS if args.no_labels else match_labels(source.classes, model)
+    if metric is not None and dense is None:
+        raise UserError(f"--metric compares with the original model, which is not there: {missing}")
     size = args.size or input_size(model)
     skipped: list[str] = []
     with output.progress("images", min(args.images or len(source), len(source))) as step:
-        found = evaluate(
-            model if dense is None else dense,
-            models,
-            source,
-            preprocessing(model, size, args.crop_pct),
-            labels=labels,
-            limit=args.images,
-            batch=args.batch or 32,
-            workers=args.workers,
-            progress=step,
-            on_skip=skipped.append,
-        )
+        given = (model if dense is None else dense, models, source, preprocessing(model, size, args.crop_pct))
+        options: Any = {"limit": args.images, "workers": args.workers, "progress": step, "on_skip": skipped.append}
+        if metric is None:
+            found: Any = evaluate(*given, labels=labels, batch=args.batch or 32, **options)
+        else:
+            found = evaluate_by(metric, *given, classes=labels.classes or None, batch=args.batch or 1, **options)
     about = {"model": args.model, "weights": _weights(args), "size": list(size), "labels": labels.how}
     alone = {} if dense is not None else dict.fromkeys(("agreement", "difference", "difference_ci"))
     rows = [
         about | _made(models[name], size) | {"of": len(source)} | vars(accuracy) | alone
         for name, accuracy in found.items()
     ]
-    columns = ("attention", "top-1", "95 %", "top-5", "vs dense", "95 %", "agreement", "core MACs", "images/s")
-    output.print_table(_title(args.data, rows[0]), columns, [_cells(row) for row in rows], note=_note(rows[0], missing))
+    if metric is None:
+        columns, cells, note = COLUMNS, _cells, _note(rows[0], missing)
+    else:
+        columns, cells, note = SCORE_COLUMNS, _score_cells, _score_note(rows[0], args.metric)
+    output.print_table(_title(args.data, rows[0]), columns, [cells(row) for row in rows], note=note)
     for reason in skipped[:5]:
         print(f"skipped: {reason}", file=sys.stderr)
     if skipped:
@@ -192,6 +201,9 @@ LABELS = {
 }
 
 
+SPEEDS = "images/s counts the model alone; compare speeds with `attendless bench`, which interleaves the models."
+
+
 def _note(row: dict[str, Any], missing: str = "") -> str:
     random = "The weights are random: these numbers say nothing about a trained model. Give --weights F.\n"
     return (
@@ -199,30 +211,61 @@ def _note(row: dict[str, Any], missing: str = "") -> str:
         + (
             f"No comparison with the original model: {missing}.\n"
             if missing
-            else "vs dense: points of top-1 against the original model on the same images. agreement: share of images "
+            else "vs original: difference in percentage points of top-1 on the same images. agreement: share of images "
             "with the original model's prediction.\n"
         )
-        + "images/s counts the model alone; compare speeds with `attendless bench`, which takes turns."
+        + SPEEDS
+    )
+
+
+def _score_note(row: dict[str, Any], metric: str) -> str:
+    targets = "the original model's outputs" if row["labels"] == "none" else "the labels"
+    return (
+        f"Scores are {metric} of each image against {targets}; higher is better.\n"
+        "vs original: mean difference from the original model on the same images.\n"
+        f"{SPEEDS}"
     )
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    def interval(pair: tuple[float, float] | None, form: str) -> str:
-        return "–" if pair is None else f"{pair[0]:{form}} to {pair[1]:{form}}"
+    return (
+        _name(row),
+        _number(row["top1"], ".2f"),
+        _interval(row["top1_ci"], ".1f"),
+        _number(row["top5"], ".2f"),
+        _number(row["difference"], "+.2f"),
+        _interval(row["difference_ci"], "+.2f"),
+        _number(row["agreement"], ".3f"),
+        *_costs(row),
+    )
 
-    def number(value: float | None, form: str) -> str:
-        return "–" if value is None else f"{value:{form}}"
 
+def _score_cells(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        _name(row),
+        f"{row['mean']:.4f}",
+        _interval(row["mean_ci"], ".4f"),
+        f"{row['median']:.4f}",
+        f"{row['worst']:.4f}",
+        f"{row['difference']:+.4f}",
+        _interval(row["difference_ci"], "+.4f"),
+        *_costs(row),
+    )
+
+
+def _name(row: dict[str, Any]) -> str:
     from attendless.measure.measurement import made_of
 
-    return (
-        made_of(row["attention"], row["tokens_spec"]) + (" (random weights)" if row["weights"] == "random" else ""),
-        number(row["top1"], ".2f"),
-        interval(row["top1_ci"], ".1f"),
-        number(row["top5"], ".2f"),
-        number(row["difference"], "+.2f"),
-        interval(row["difference_ci"], "+.2f"),
-        number(row["agreement"], ".3f"),
-        "–" if row["macs"] is None else output.millions(row["macs"]["core"]),
-        f"{row['throughput']:.1f}",
-    )
+    return made_of(row["attention"], row["tokens_spec"]) + (" (random weights)" if row["weights"] == "random" else "")
+
+
+def _costs(row: dict[str, Any]) -> tuple[str, str]:
+    return "–" if row["macs"] is None else output.millions(row["macs"]["core"]), f"{row['throughput']:.1f}"
+
+
+def _interval(pair: tuple[float, float] | None, form: str) -> str:
+    return "–" if pair is None else f"{pair[0]:{form}} to {pair[1]:{form}}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else f"{value:{form}}"

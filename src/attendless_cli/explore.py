@@ -22,9 +22,9 @@ ATTENTIONS = ("foveal:keep=0.1", "sparsifiner:keep=0.25,rest=pooled")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.model(parser)
-    text = "the image to begin with (default: one that comes with Matplotlib)"
+    text = "the first image (default: one that is part of Matplotlib)"
     parser.add_argument("image", metavar="IMAGE", nargs="?", help=text)
-    text = "the two attentions to begin with, and others to offer (default: {} and {})".format(*ATTENTIONS)
+    text = "two attentions to show, and others for the menu (default: {} and {})".format(*ATTENTIONS)
     parser.add_argument("--attention", metavar="A", nargs="+", default=[], help=text)
     arguments.predictor(parser)
     arguments.size(parser, many=False)
@@ -80,5 +80,5 @@ def _explore(args: argparse.Namespace) -> None:
             print("anyone who can reach this address can use it", file=sys.stderr)
         about = {"model": args.model, "attention": shown, "size": list(size)}
         output.write_json(args.json, {"rows": [{**about, "address": address}]})
-        print(f"{address}  (Ctrl-C ends it)", flush=True)
+        print(f"{address}  (press Ctrl-C to stop)", flush=True)
         threading.Event().wait()

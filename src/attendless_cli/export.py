@@ -11,7 +11,7 @@ examples:
   attendless export fast.safetensors --out fast.onnx
   attendless export fast.safetensors --out fast.onnx --kernels
   attendless export fast.safetensors --out fast.xml --dynamic batch
-  attendless export fast.safetensors --out fast.xml --int8 --data imagenet/val
+  attendless export fast.safetensors --out fast.xml --precision int8 --data imagenet/val
   attendless export deit_tiny_patch16_224 --weights deit.safetensors --attention foveal:keep=0.1 --size 384 --out fast.pt2
   attendless export lavit_tiny --features --out levels.onnx
 """  # noqa: E501 (commands are to be copied whole)
@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "fp32, bf16 (OpenVINO on a CPU with bf16 instructions) or int8 (linear layers; needs --data) (default: fp32)"
     precision.add_argument("--precision", metavar="P", help=text)
     precision.add_argument("--int8", action="store_const", const="int8", dest="precision", help=argparse.SUPPRESS)
-    text = "images to compare outputs on and to measure the accuracy of --int8 on (default: noise)"
+    text = "images to compare outputs on and to measure the accuracy of int8 on (default: noise)"
     parser.add_argument("--data", metavar="DIR", help=text)
-    text = "images to calibrate --int8 on, up to 300 (default: at most half of --data, by a hash of the file names; "
+    text = "images to calibrate int8 on, up to 300 (default: at most half of --data, by a hash of the file names; "
     text += "accuracy is measured on the others)"
     parser.add_argument("--calibration", metavar="DIR", help=text)
     arguments.images(parser, "all")
@@ -120,11 +120,12 @@ def _print(found: Exported) -> None:
     about = found.description
     counted = sum(found.operators.values())
     most = ", ".join(f"{count} {name}" for name, count in list(found.operators.items())[:6])
-    answers = "maps of features" if about.features else f"{about.classes} logits"
+    outputs = "feature maps" if about.features else f"{about.classes} logits"
     images = "any number of images" if about.batch is None else f"{about.batch} image{'s' if about.batch > 1 else ''}"
     lines = {
         "model": f"{about.model} · {made_of(about.attention, about.tokens)}",
-        "takes": f"{images} of {about.channels} channels, {size_text(about.size)} px; answers with {answers}",
+        "input": f"{images} of {about.channels} channels, {size_text(about.size)} px",
+        "output": outputs,
         "difference": str(found.parity),
         "int8": "" if found.quality is None else str(found.quality),
         "speed": "" if found.speed is None else str(found.speed),

@@ -45,16 +45,16 @@ def run(args: argparse.Namespace) -> None:
         _one(one.name, one, rows[0]["options"])
     else:
         table = [(name, _first_line(cls), _option_text(cls)) for name, cls in found.items()]
-        output.print_table("attentions", ("attention", "what it is", "options"), table)
+        output.print_table("attentions", ("attention", "description", "options"), table)
         table = [(name, _first_line(cls), _option_text(cls)) for name, cls in reducing.items()]
         print()
-        output.print_table("token reducers", ("tokens", "what it is", "options"), table)
+        output.print_table("token reducers", ("tokens", "description", "options"), table)
         print()
         for alias, name in aliases().items():
             print(f"{alias} is another name of {name}")
-        print(_wrapped(f"models of our own: {', '.join(models)}"))
+        print(_wrapped(f"models of attendless: {', '.join(models)}"))
         print(_wrapped(f"models that can be converted: {', '.join(convertible)}"))
-        print("\nmore about one of them: attendless list NAME")
+        print("\ndetails of one: attendless list NAME")
     listed = {"attentions": rows, "aliases": aliases(), "reducers": more}
     output.write_json(args.json, {**listed, "models": models, "convertible": convertible})
 

@@ -33,7 +33,7 @@ COMMANDS = {
     "tune": "search the attention and token merging of each layer: lower latency, same predictions",
     "export": "write a model for ONNX Runtime, OpenVINO or torch.export, and compare it with PyTorch",
     "train": "train a model",
-    "distill": "train a model with sparser attention or fewer tokens to reproduce its teacher",
+    "distill": "train a model with sparser attention or reduced tokens to reproduce its teacher",
     "compare": "train and measure attentions under identical conditions, with a report",
     "recipes": "list the recipes of train, distill and compare, and every field that --set takes",
     "check": "test whether an attention or token reducer, also your own, follows its interface",
@@ -42,7 +42,7 @@ COMMANDS = {
     "doctor": "report what this installation and this machine support",
 }
 
-#: The first questions of a new user, the command that answers each, and its duration.
+#: Questions of a new user, each with a command and its duration.
 FIRST = (
     ("What is this?", "demo", "ten minutes: converts a model, compares attentions, writes one report"),
     ("How much can I gain?", "info deit_tiny_patch16_224 --size 224 384 1024", "seconds: costs and maximum speed-up"),
@@ -100,7 +100,7 @@ def _print_any_name() -> None:
 def _parser() -> Parser:
     parser = Parser(
         prog="attendless",
-        description="Vision Transformers that attend less and are measurably faster for it.",
+        description="Make pretrained Vision Transformers faster on CPUs, without retraining.",
         epilog="start with:      attendless info deit_tiny_patch16_224 --size 224 384\n"
         "help on a command:  attendless COMMAND --help\n\n"
         "exit codes:      0 success · 1 a check, a run or an image failed · 2 wrong arguments or input, disk full or\n"
@@ -121,7 +121,7 @@ def _without_command(args: argparse.Namespace) -> int:
 
         print(f"attendless {version('attendless')}")
     else:
-        print("Vision Transformers that attend less and are measurably faster for it.\n")
+        print("Make pretrained Vision Transformers faster on CPUs, without retraining.\n")
         for question, command, answer in FIRST:
             print(f"{question}\n  attendless {command}\n  {answer}\n")
         print("Every command: attendless --help")
@@ -167,7 +167,7 @@ def _drop_output() -> None:
 
 
 def _memory(error: Exception) -> str | None:
-    """How much memory could not be allocated, where the error says so; None if the error has another cause."""
+    """How much memory could not be allocated, if the error states it; None if the error has another cause."""
     text = str(error)
     if not isinstance(error, MemoryError) and not re.search(_NO_MEMORY, text):
         return None

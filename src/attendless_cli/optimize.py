@@ -6,7 +6,8 @@ OpenVINO). Every variant is timed in the runtime, precision, batch and threads i
 model takes part in all of them. Accuracy drops are against the original fp32 model; the final one is measured on images
 that took no part in calibration, search or choice. If the folder of images has labels, they are used.
 
-Ctrl-C ends the search with the best variant so far; the same command resumes a search that was killed.
+Ctrl-C ends the search with the best variant so far; the same command resumes a search that was killed. Measured values
+are cached, so that another goal for the same model and images takes seconds rather than minutes.
 
 examples:
   attendless optimize deit_tiny_patch16_224 --weights deit.safetensors --data imagenet/val --max-drop 1.0 --out fast/
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 #: The most bytes of preprocessed images that are held at once.
 _MEMORY = 1.2e9
+#: Images that are read unless a number is given: for a search, and for a quick one, which judges few of them.
+_MOST, _QUICK = 2000, 400
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,9 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bound.add_argument("--min-agreement", metavar="A", type=arguments.share, help=text)
     text = "highest latency in ms per image, in place of --max-drop (default: no limit)"
     bound.add_argument("--target-ms", metavar="T", type=arguments.above_zero, help=text)
-    text = "module:function, (outputs, targets) to a score per image, higher is better; targets are the labels, or the "
-    text += "original's outputs (default: top-1; cosine similarity for models without a classifier)"
-    parser.add_argument("--metric", metavar="M", help=text)
+    arguments.metric(parser, "top-1; cosine similarity for models without a classifier")
     parser.add_argument("--no-labels", action="store_true", help="estimate the accuracy drop without labels")
     text = "eager, compile, onnx, onnx-kernels, openvino (default: all that are installed, except for compile)"
     parser.add_argument("--runtime", metavar="R", nargs="+", help=text)
@@ -61,13 +62,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     arguments.size(parser, many=False)
     arguments.crop_pct(parser)
     arguments.batch(parser, 1)
-    arguments.images(parser, "as many as the budget allows, at most 2000")
+    arguments.images(parser, f"at most {_MOST}, with --quick {_QUICK}")
     text = "time that the search may take, such as 90s, 15m or 1h"
     parser.add_argument("--budget", metavar="T", default="15m", help=text)
     parser.add_argument("--quick", action="store_true", help="take settings from the presets: about a minute")
-    text = "folder of the log and the prepared files, from which the same search resumes; it is deleted at the end "
+    text = "folder of the prepared files, from which the same search resumes; it is deleted at the end "
     text += "(default: OUT.work)"
     parser.add_argument("--work", metavar="DIR", help=text)
+    text = "folder of the measured values, which a search of the same model with another goal reads too "
+    text += "(default: in the user's cache folder)"
+    parser.add_argument("--cache", metavar="DIR", help=text)
     arguments.threads(parser)
     arguments.json(parser)
 
@@ -81,11 +85,12 @@ def run(args: argparse.Namespace) -> None:
     from attendless.optimize.optimize import optimize
     from attendless.optimize.pace import seconds_of
     from attendless.stamp import stamp_line
+    from attendless.storage import cache_folder
 
     # Check all arguments before any work is done.
     Goal(args.max_drop, args.target_ms, args.min_agreement)
     seconds_of(args.budget)
-    metric = _metric(args.metric)
+    metric = arguments.metric_function(args.metric)
     arguments.use_threads(args)
     opening = {"weights": args.weights, "pretrained": args.pretrained}
     model = open_model(args.model, **opening, size=args.size)
@@ -116,6 +121,7 @@ def run(args: argparse.Namespace) -> None:
             budget=args.budget,
             quick=args.quick,
             resume=work,
+            cache=args.cache or cache_folder() / "optimize",
             progress=progress,
         )
     _print(args, found, notes)
@@ -147,7 +153,7 @@ def _images(args: argparse.Namespace, model: Any) -> tuple[Any, list[int] | None
         notes.append(f"labels were not used: {error}")
     size = input_size(model)
     most = int(_MEMORY / (4 * channels(model) * math.prod(size)))
-    limit = min(args.images or 2000, most, len(source))
+    limit = min(args.images or (_QUICK if args.quick else _MOST), most, len(source))
     with output.progress(f"reading {limit} images", 1) as step:
         images, labels = load_labelled(source, preprocessing(model, size, args.crop_pct), limit)
         step(1)
@@ -156,33 +162,10 @@ def _images(args: argparse.Namespace, model: Any) -> tuple[Any, list[int] | None
     return images, [classes.classes[one] for one in labels] if classes.classes else None, notes
 
 
-def _metric(text: str | None) -> Any:
-    """The function that `module:function` names; the working directory is searched too."""
-    if text is None:
-        return None
-    import importlib
-    import os
-    import sys
-
-    from attendless.errors import UserError
-
-    module, _, name = text.partition(":")
-    sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UserError(f"--metric {text!r}: expected module:function, which can be imported here: {error}") from None
-    finally:
-        sys.path.remove(os.getcwd())
-    return found
-
-
 def _print(args: argparse.Namespace, found: Optimized, notes: list[str]) -> None:
-    from attendless.optimize.outcomes import HOW_TO_READ
-
     columns, *rows = found.table()
     title = f"{args.model} · {found.images} images of {args.data} · batch {found.setting.batch}"
-    output.print_table(title, columns, rows, note="\n".join((*HOW_TO_READ, *notes)))
+    output.print_table(title, columns, rows, note="\n".join((*found.how_to_read, *notes)))
     print("", *found.findings, sep="\n")
 
 

@@ -36,8 +36,9 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]
 #: Columns that hold words rather than numbers.
 TEXT = frozenset(
     {
-        *("attention", "options", "why", "note", "backend", "value", "quantity", "source", "grid", "what it is"),
-        *("computed by", "result", "verdict", "range", "against dense", "reducer", "runtime", "recipe", "used by"),
+        *("attention", "options", "why", "note", "backend", "value", "quantity", "source", "grid", "content"),
+        *("description", "reproduced here"),
+        *("computed by", "result", "verdict", "range", "against baseline", "reducer", "runtime", "recipe", "used by"),
     }
 )
 
@@ -69,6 +70,7 @@ class Lines:
         self.told: float | None = None
 
     def advance(self, done: int) -> None:
+        ended = self.done >= self.total
         self.done += done
         taken = self.clock() - self.began
         left = taken * (self.total - self.done) / self.done if self.done else 0.0
@@ -76,19 +78,19 @@ class Lines:
             due = self.done > 0 and taken >= SURE_AFTER and taken + left > LONG
         else:
             due = taken - self.told >= EVERY or self.done >= self.total
-        if due:
+        if due and not ended:
             self.told = taken
             rest = f", about {duration(left)} left" if self.done < self.total else ""
             counts = f"{self.done:,}/{self.total:,}"
             print(f"{self.what} {counts}, {duration(taken)}{rest}", file=sys.stderr, flush=True)
 
 
-#: Seconds: an estimate is trusted after the first, wanted of what takes longer than the second, renewed every third.
+#: Seconds: estimates begin after the first, are printed for jobs longer than the second, and renewed every third.
 SURE_AFTER, LONG, EVERY = 2.0, 20.0, 10.0
 
 
 def duration(seconds: float) -> str:
-    """`24 s`, `3 min`, `2 h 10 min`: as exact as one wants to know."""
+    """A duration as text, rounded: `24 s`, `3 min`, `2 h 10 min`."""
     minutes = round(seconds / 60)
     if seconds < 120:
         return f"{seconds:.0f} s"

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         rows += _print_fields("fields of a recipe", fields(Recipe()))
         dense = [field for field in fields(DenseRecipe()) if field["name"] not in own]
         rows += _print_fields("fields of detection and segmentation recipes only", dense)
-    rows += _print_fields("fields of a run, which do not change what is learned", fields(Run()))
+    rows += _print_fields("fields of a run, which do not change the trained weights", fields(Run()))
     print("\nchange fields: attendless train MODEL --set KEY=VALUE …")
     about = [{"name": r.name, "used_by": r.used_by, "summary": r.summary} for r in chosen]
     output.write_json(args.json, {"recipes": about, "rows": rows})

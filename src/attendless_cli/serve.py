@@ -57,10 +57,10 @@ def run(args: argparse.Namespace) -> None:
         if args.host not in ("127.0.0.1", "localhost", "::1"):
             print(f"{args.host}: everyone who can reach this machine can use it; there is no password", file=sys.stderr)
         found = card.description
-        print(f"{found.model} ({found.attention}, {card.runtime}) answers at {address}; Ctrl-C stops", flush=True)
+        print(f"{found.model} ({found.attention}, {card.runtime}) serves at {address}; Ctrl-C stops", flush=True)
         about = {"model": found.model, "attention": found.attention, "tokens_spec": found.tokens or None}
         row = about | {"runtime": card.runtime, "size": list(found.size), "address": address}
         output.write_json(args.json, {"rows": [row | dataclasses.asdict(settings)]})
 
     serve(arguments.opened(args, features=args.features), settings, on_ready=ready)
-    print("stopped: everything accepted has been answered", file=sys.stderr)
+    print("stopped: all accepted requests are finished", file=sys.stderr)

@@ -33,7 +33,7 @@ FOLDERS = {
         ("model.xml", "model.bin", "model.onnx", "model.safetensors", "report.html"),
     ),
 }
-#: What is said of a file without attendless's mark.
+#: The text for a file without attendless's mark.
 FOREIGN = "that attendless did not write; --force replaces it"
 
 
@@ -111,7 +111,7 @@ def _no_room(target: str) -> str:
 
 
 def _foreign(target: Target, args: argparse.Namespace) -> str:
-    """Which file of somebody else this command would overwrite; empty if there is none, or with `--force`."""
+    """Which file of another program this command would overwrite; empty if there is none, or with `--force`."""
     from attendless.ownership import is_ours
 
     suffix, there = Path(target).suffix.lower(), os.path.exists(target)

@@ -149,7 +149,7 @@ def predict(args: argparse.Namespace, images: Sequence[str]) -> int:
 
 
 def _drawings(images: Sequence[str], out: str, force: bool) -> dict[str, Path]:
-    """The file for the drawing of each image; `UserError` if one would overwrite a file of somebody else."""
+    """The file for the drawing of each image; raises `UserError` if a file exists that attendless did not write."""
     from attendless.errors import UserError
     from attendless.ownership import is_ours
 

@@ -110,7 +110,8 @@ def run(args: argparse.Namespace) -> None:
     from attendless.errors import UserError
     from attendless.measure.accuracy import load_images, preprocessing
     from attendless.optimize.goals import Goal
-    from attendless.optimize.tune import RATES, attentions_to_try, tune
+    from attendless.optimize.rates import RATES
+    from attendless.optimize.tune import attentions_to_try, tune
     from attendless.sizes import input_size
 
     # Check all arguments before any work is done.
@@ -193,7 +194,8 @@ def _print_cap(model: object) -> None:
     macs = by_formula(model, size)  # type: ignore[arg-type]
     if macs is not None:
         print(
-            f"maximum speed-up at {size_text(size)} px of attending less alone: {limit_by_macs(macs.cap, macs.share)}",
+            f"maximum speed-up at {size_text(size)} px of sparser attention alone: "
+            f"{limit_by_macs(macs.cap, macs.share)}",
             flush=True,
         )
 

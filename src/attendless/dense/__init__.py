@@ -1,4 +1,4 @@
-"""Detection and segmentation. Names are looked up when asked for: importing attendless imports no detector."""
+"""Detection and segmentation. Names are imported on first use, so that importing attendless imports no detector."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,10 @@
-"""Pictures with boxes, as COCO's JSON files describe them.
+"""Images with boxes in COCO's JSON format.
 
-    DIR/annotations/instances_train2017.json + instances_val2017.json, pictures in DIR/train2017 and DIR/val2017
-    DIR/train.json + val.json, or DIR/instances.json alone, pictures in DIR/images or DIR: every tenth is held out
+    DIR/annotations/instances_train2017.json + instances_val2017.json, images in DIR/train2017 and DIR/val2017
+    DIR/train.json + val.json, or DIR/instances.json alone (every tenth image is held out), images in DIR/images or DIR
 
-What a file says is checked when it is opened. Boxes that reach over the edge are cut off at it; those of no area are
-left out, and both are told.
+Files are checked when they are opened. Boxes that cross the edge are clipped, boxes without area are removed, and the
+notes state the number of both.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _EXPECTED = (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Boxes:
-    """Pictures, each with its boxes [n, 4] (left, top, right, bottom) and their classes [n]."""
+    """Images, each with its boxes [n, 4] (left, top, right, bottom) and their classes [n]."""
 
     folder: str
-    #: COCO's own entries of the pictures; `boxes` are lists of (left, top, right, bottom, class, crowd, area).
+    #: COCO's entries of the images; `boxes` are rows of (left, top, right, bottom, class, crowd, area).
     images: tuple[Mapping[str, Any], ...]
     boxes: tuple[np.ndarray, ...]
     #: COCO's number and the name of each class.
     categories: tuple[tuple[int, str], ...]
-    #: What was put right, in words.
+    #: Corrections of the annotations, as text.
     notes: tuple[str, ...] = ()
 
     @property
@@ -50,7 +50,7 @@ class Boxes:
         return len(self.images)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, dict[str, Any]]:
-        """The picture; boxes and labels to learn from, without crowds; and its place in the set."""
+        """The image; its boxes and labels without crowds; and its index."""
         image = load_image(os.path.join(self.folder, self.images[index]["file_name"]))
         about = self.images[index]
         _check_size(about, image.size)
@@ -71,7 +71,7 @@ class Boxes:
         return dataclasses.replace(self, images=images, boxes=boxes)
 
     def truth(self, indices: Iterable[int]) -> dict[str, Any]:
-        """COCO's own form of these pictures' boxes, for its metrics; pictures and classes are numbered by place."""
+        """The boxes of these images in COCO's format, for its metrics; ids of images and classes are their indices."""
         annotations: list[dict[str, Any]] = []
         chosen = list(indices)
         for index in chosen:
@@ -92,9 +92,10 @@ class Boxes:
 
 
 def open_boxes(where: str | Path, hold_out: int = 10) -> tuple[Boxes, Boxes, str]:
-    """Training and validation pictures, and a note on how they were told apart and what was put right.
+    """Training and validation images, and a note on the split and on corrected annotations.
 
-    Where there are no splits, every `hold_out`-th is held out, or all serve for both if it is 0."""
+    Without splits, every `hold_out`-th image is held out; if `hold_out` is 0, all images serve for both.
+    """
     root = Path(str(where)).expanduser()
     if not root.is_dir():
         raise UserError(f"--data {str(where)!r}: no such folder. {_EXPECTED}")
@@ -114,9 +115,9 @@ def open_boxes(where: str | Path, hold_out: int = 10) -> tuple[Boxes, Boxes, str
             raise UserError(f"no annotations in {str(root)!r}, only {', '.join(listing) or 'nothing'}. {_EXPECTED}")
         whole = read_boxes(path, _pictures(root, path))
         if not hold_out:
-            return whole, whole, "; ".join(["no splits: all of it", *whole.notes])
+            return whole, whole, "; ".join(["no splits: all images", *whole.notes])
         if len(whole) < hold_out:
-            raise UserError(f"{str(path)!r} has too few pictures ({len(whole)}) to hold some out")
+            raise UserError(f"{str(path)!r} has too few images ({len(whole)}) to hold some out")
         held = range(hold_out // 2, len(whole), hold_out)
         train, val = whole.subset(sorted(set(range(len(whole))) - set(held))), whole.subset(held)
         note = f"one file of annotations: every {hold_out}th image is held out"
@@ -130,7 +131,7 @@ def _annotations(root: Path, split: str) -> Path | None:
 
 
 def _pictures(root: Path, path: Path) -> Path:
-    """The folder of the pictures that an annotation file is about."""
+    """The folder of the images of an annotation file."""
     named = path.stem.removeprefix("instances_")
     candidates = (root / named, root / "images" / named, root / "images", root)
     return next(folder for folder in candidates if folder.is_dir())
@@ -142,7 +143,7 @@ def read_boxes(path: Path, folder: Path) -> Boxes:
     place = {image["id"]: i for i, image in enumerate(images)}
     label = {category["id"]: i for i, category in enumerate(categories)}
     if len(place) < len(images) or len(label) < len(categories):
-        raise UserError(f"{str(path)!r} gives an id of an image or a category twice")
+        raise UserError(f"{str(path)!r} contains an id of an image or a category twice")
     _check_pictures(images, path, folder)
     found: list[list[tuple[float, ...]]] = [[] for _ in images]
     cut, empty = list[Any](), list[Any]()
@@ -171,7 +172,7 @@ def read_boxes(path: Path, folder: Path) -> Boxes:
             raise UserError(f"{where}: iscrowd {crowd!r}, area {area!r}: expected 0 or 1, and pixels")
         found[index].append((*inside, label[one["category_id"]], crowd, area))
     if not any(found):
-        raise UserError(f"{str(path)!r} has not one box inside its {len(images)} pictures")
+        raise UserError(f"{str(path)!r} has no box inside its {len(images)} images")
     notes = _notes(path.name, len(images) - sum(map(bool, found)), cut, empty)
     names = tuple((category["id"], str(category.get("name", category["id"]))) for category in categories)
     boxes = tuple(np.array(rows, dtype=np.float64).reshape(-1, 7) for rows in found)
@@ -179,7 +180,7 @@ def read_boxes(path: Path, folder: Path) -> Boxes:
 
 
 def _entries(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Images, annotations and categories of a file, each with an id, and with numbers or texts where they are named."""
+    """Images, annotations and categories of a file; raises unless each has an id, and ids are numbers or strings."""
     try:
         content = json.loads(path.read_text())
         images, annotations, categories = (content[name] for name in ("images", "annotations", "categories"))
@@ -193,7 +194,7 @@ def _entries(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]], li
     for one in entries:
         for name in ("id", "image_id", "category_id"):
             if isinstance(one.get(name), list | dict):
-                raise UserError(f"{str(path)!r}: {name} {one[name]!r}: expected a number or a text")
+                raise UserError(f"{str(path)!r}: {name} {one[name]!r}: expected a number or a string")
     return images, annotations, categories
 
 
@@ -206,25 +207,24 @@ def _check_pictures(images: Sequence[Mapping[str, Any]], path: Path, folder: Pat
     gone = [image["file_name"] for image in images if not (folder / image["file_name"]).is_file()]
     if gone:
         raise UserError(
-            f"{len(gone)} of {len(images)} pictures of {str(path)!r} are not in {str(folder)!r}, first {gone[0]!r}"
+            f"{len(gone)} of {len(images)} images of {str(path)!r} are not in {str(folder)!r}, first {gone[0]!r}"
         )
     for image in some(images):
         _check_size(image, upright_size(folder / image["file_name"]))
 
 
 def _check_size(about: Mapping[str, Any], size: tuple[int, int] | None) -> None:
-    """Raise if a picture is not as large as the one its boxes were drawn on. Of one that cannot be read nothing is
-    known."""
+    """Raise if an image does not have the annotated size. `size` is None if the image cannot be read."""
     if size is not None and size != (about["width"], about["height"]):
         raise UserError(
-            f"picture {about['file_name']!r} is {size[0]}x{size[1]} pixels, but annotated as one of "
+            f"image {about['file_name']!r} is {size[0]}x{size[1]} pixels, but annotated as "
             f"{about['width']}x{about['height']}"
         )
 
 
 def _corners(box: Any, where: str) -> tuple[float, float, float, float]:
     if not isinstance(box, list) or len(box) != 4 or not _numbers(*box) or min(box[2:]) < 0:
-        raise UserError(f"{where}: bbox {box!r} cannot be read: expected [left, top, width, height] in pixels")
+        raise UserError(f"{where}: bbox {box!r} is not valid: expected [left, top, width, height] in pixels")
     left, top, width, height = map(float, box)
     return left, top, left + width, top + height
 
@@ -235,10 +235,8 @@ def _numbers(*values: Any) -> bool:
 
 
 def _notes(name: str, bare: int, cut: Sequence[Any], empty: Sequence[Any]) -> tuple[str, ...]:
-    notes = [f"{name}: {bare} pictures have no boxes and serve as background"] if bare else []
-    notes += (
-        [f"{name}: {len(cut)} boxes reach outside and are cut at the edge, first annotation {cut[0]}"] if cut else []
-    )
+    notes = [f"{name}: {bare} images have no boxes and serve as background"] if bare else []
+    notes += [f"{name}: {len(cut)} boxes cross the edge and are clipped, first annotation {cut[0]}"] if cut else []
     if empty:
-        notes.append(f"{name}: {len(empty)} boxes have no area inside their picture and are left out, first {empty[0]}")
+        notes.append(f"{name}: {len(empty)} boxes have no area inside their image and are removed, first {empty[0]}")
     return tuple(notes)

@@ -1,4 +1,4 @@
-"""What a dense model costs: its backbone by formula, its head by running it on shapes alone."""
+"""MACs of a detector or segmentor: the backbone by formula, the head by running it on the meta device."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .model import Dense
 
 
 def dense_macs(model: Dense, size: tuple[int, int], *, learning: bool = False) -> Macs:
-    """Multiply-accumulates of one image of `size` (height, width), padded as the model pads it. `core` is that of the
-    backbone's attention. With `learning` also what serves the losses alone."""
+    """Multiply-accumulates for one image of `size` (height, width) after padding. `core` is that of the backbone's
+    attention. `learning` includes layers that are used in training only."""
     features = model.features
     height, width = (side + -side % features.multiple for side in size)
-    batch = 2 if learning else 1  # norms over a batch need more than one image
+    batch = 2 if learning else 1  # batch norm needs more than one image
     head = copy.deepcopy(model).to("meta").train(learning)
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter:

@@ -1,4 +1,4 @@
-"""What a dense model says of one picture, and the picture with it drawn on: boxes, or a mask over it."""
+"""Predictions of a detector or segmentor for one image, and drawings of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .transforms import to_judge, to_pixels
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """Of a detector: boxes [n, 4] in pixels, labels and scores [n], the best first. Of a segmentor: classes [h, w]."""
+    """Boxes [n, 4] in pixels, labels and scores [n], best first (detector), or classes [h, w] (segmentor)."""
 
     names: tuple[str, ...]
     boxes: Tensor | None = None
@@ -30,7 +30,7 @@ class Found:
     classes: Tensor | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON: every box, or the share of the picture that each class has."""
+        """As JSON: every box, or the fraction of the image that each class covers."""
         if self.boxes is not None and self.labels is not None and self.scores is not None:
             rows = zip(self.boxes.tolist(), self.labels.tolist(), self.scores.tolist(), strict=True)
             return {
@@ -42,9 +42,9 @@ class Found:
         return {"shares": {self.names[i]: round(share, 4) for i, share in self.shares()}}
 
     def shares(self) -> list[tuple[int, float]]:
-        """Of a segmentor: the classes in the picture with the share of it that each has, the largest first."""
+        """For a segmentor: the classes in the image and the fraction that each covers, largest first."""
         if self.classes is None:
-            raise UserError("a detector answers with boxes, not with shares of the picture")
+            raise UserError("a detector returns boxes, not fractions of the image")
         found, counts = self.classes.unique(return_counts=True)
         each = zip(found.tolist(), (counts / self.classes.numel()).tolist(), strict=True)
         return sorted(each, key=lambda pair: -pair[1])
@@ -79,7 +79,7 @@ def predict(model: Dense, image: Image.Image, *, size: int | None = None, score:
 
 
 def draw(image: Image.Image, found: Found) -> Image.Image:
-    """The picture with what was found drawn on it."""
+    """The image with the predictions drawn on it."""
     pixels = torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
     if found.classes is None:
         return _with_boxes(image, pixels, found)
@@ -103,7 +103,7 @@ def _with_boxes(image: Image.Image, pixels: Tensor, found: Found) -> Image.Image
 
 
 def _with_legend(picture: Image.Image, found: Found) -> Image.Image:
-    """Names in the corner, of the classes that cover a hundredth of the picture or more."""
+    """Draw the names of classes that cover 1 % of the image or more in the corner."""
     pen, font, top = ImageDraw.Draw(picture), _font(picture), 2.0
     for index, share in found.shares():
         if share >= 0.01:
@@ -114,7 +114,7 @@ def _with_legend(picture: Image.Image, found: Found) -> Image.Image:
 def _write(
     pen: ImageDraw.ImageDraw, place: tuple[float, float], text: str, fill: tuple[int, int, int], font: Any
 ) -> float:
-    """Write on a field of colour; return where the next line begins."""
+    """Write text on a coloured field; return the top of the next line."""
     left, top, right, bottom = pen.textbbox(place, text, font=font)
     pen.rectangle((left - 1, top - 1, right + 1, bottom + 1), fill=fill)
     pen.text(place, text, fill="black" if sum(fill) > 330 else "white", font=font)
@@ -126,6 +126,6 @@ def _font(image: Image.Image) -> Any:
 
 
 def colour(index: int) -> tuple[int, int, int]:
-    """A colour of its own for every class: hues far apart, one after the other."""
+    """A colour per class; consecutive classes have distant hues."""
     red, green, blue = colorsys.hsv_to_rgb(index * 0.61803398875 % 1, 0.75, 0.95)
     return round(255 * red), round(255 * green), round(255 * blue)

@@ -1,4 +1,4 @@
-"""`evaluate`: how good, how costly and how quick dense models are on annotated pictures."""
+"""`evaluate`: metrics, MACs and throughput of detectors and segmentors on annotated images."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .model import Dense
 from .tasks import detect_all, segment_all
 from .transforms import WholeMasks, WithBoxes, to_judge
 
-#: The zooms over which answers are averaged in a test at several scales, mirrored as well.
+#: Scales over which `several_scales` averages predictions, each also mirrored.
 SEVERAL = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
 
 
 def judged(model: Dense, data: str | Path, limit: int | None = None) -> Any:
-    """The validation pictures of `data` (all where there are no splits), or `limit` of them spread evenly."""
+    """The validation images of `data` (all if there are no splits), or `limit` of them, evenly spaced."""
     source: Any = (open_boxes if model.task == "detection" else open_masks)(data, hold_out=0)[1]
     check_classes(model, source.classes)
     if limit is None or limit >= len(source):
@@ -65,7 +65,7 @@ def evaluate(
         UserError: the classes of the data are not those of the model.
     """
     if several_scales and model.task != "segmentation":
-        raise UserError("answers are averaged over several scales in segmentation only")
+        raise UserError("--several-scales is for segmentation only")
     source = judged(model, data) if isinstance(data, str | Path) else data
     config = image_config(model)
     side = size or min(config["input_size"][-2:])
@@ -94,17 +94,17 @@ def evaluate(
 
 
 def check_classes(model: Dense, classes: Sequence[str]) -> None:
-    """Raise unless the data's classes are the model's, in its order."""
+    """Raise unless the classes of the data are those of the model, in the same order."""
     names = tuple(map(str, image_config(model).get("label_names") or ()))
     if len(classes) != model.num_classes:
-        raise UserError(f"the model answers with {model.num_classes} classes, but the data has {len(classes)}")
+        raise UserError(f"the model has {model.num_classes} classes, but the data has {len(classes)}")
     strange = [f"{ours!r}, not {theirs!r}" for ours, theirs in zip(names, classes, strict=False) if ours != theirs]
     if strange:
-        raise UserError(f"the model's classes are not the data's: {'; '.join(strange[:3])}")
+        raise UserError(f"the classes of the model and of the data differ: {'; '.join(strange[:3])}")
 
 
 class Clock(nn.Module):
-    """A model that knows how long it took."""
+    """Wraps a model and sums the time of its forward passes."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Clock(nn.Module):
 
 
 class Counted:
-    """A loader that tells of every batch."""
+    """A loader that reports every batch to `progress`."""
 
     def __init__(self, loader: DataLoader[Any], progress: Callable[[int], None] | None) -> None:
         self.loader, self.progress = loader, progress

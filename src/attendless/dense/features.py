@@ -1,11 +1,11 @@
-"""Backbones as feature pyramids: images of any size → four maps, each half as fine as the one before.
+"""Backbones as feature pyramids: images of any size → four maps, each with half the resolution of the one before.
 
-    a pyramid          its own stages of strides 4, 8, 16 and 32, each under a norm where its authors have one (Swin,
-                       but not PVT); a class token is dropped
-    a column of tokens its last map, tokens that were dropped or merged put back where they stood, made finer by
-                       transposed convolutions and coarser by pooling, as ViTDet does
+    hierarchical backbone   its stages of strides 4, 8, 16 and 32, each with a norm if the authors use one (Swin, but
+                            not PVT); a class token is dropped
+    isotropic ViT           its last map, with dropped and merged tokens restored to the grid, upsampled by transposed
+                            convolutions and downsampled by pooling, as in ViTDet
 
-Images are padded on the right and at the bottom until every stride divides them.
+Images are padded on the right and at the bottom to a multiple of every stride.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from ..convert import open_model
 from ..errors import UserError
 from ..integrations.weights import reset_classifier
 
-#: The strides of the four maps, in pixels. Of a column whose patches are no power of two they are nearly these.
+#: The strides of the four maps in pixels; approximate if the patch size is not a power of two.
 STRIDES = (4, 8, 16, 32)
 
 
 class Maps(NamedTuple):
-    """Four maps [B, C, h, w], the finest first, and what the attentions ask to be minimised."""
+    """Four maps [B, C, h, w], the finest first, and the losses that attentions define."""
 
     levels: list[Tensor]
     losses: dict[str, Tensor]
 
 
 class Features(nn.Module):
-    """A backbone, without its classifier, and what makes four maps of its tokens. `channels` are their widths."""
+    """A backbone without classifier, and the layers that make four maps of its tokens. `channels` are their widths."""
 
     def __init__(self, backbone: Any) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Features(nn.Module):
         self.make: Any
         if isinstance(backbone, ColumnarBackbone):
             any_size(backbone)
-            backbone.use_tail(False)  # a dense head reads the patches
+            backbone.use_tail(False)  # the head needs the patch tokens
             self.make = SimplePyramid(backbone.embed_dim, backbone.patch_embed.patch_size[0])
             self.channels: Sequence[int] = self.make.channels
             self.multiple = math.lcm(*backbone.patch_embed.patch_size, self.make.coarsest)
@@ -75,13 +75,13 @@ class Features(nn.Module):
         return Maps(self.levels([found[i] for i in self.stages]), {})
 
     def levels(self, found: Sequence[Tensor]) -> list[Tensor]:
-        """The maps a backbone has → the four."""
+        """The maps of the backbone → the four maps."""
         if isinstance(self.make, SimplePyramid):
             return cast(list[Tensor], self.make(found[0]))
         return [norm(level) for norm, level in zip(self.make, found, strict=True)]
 
     def empty(self, size: tuple[int, int], batch: int = 1) -> list[Tensor]:
-        """The maps the backbone has for images of `size`, without memory: to count what comes after."""
+        """The backbone's maps for images of `size` on the meta device, to count the MACs of the head."""
         if isinstance(self.make, SimplePyramid):
             grid = self.backbone.grid(size)
             return [torch.empty(batch, self.backbone.embed_dim, grid.height, grid.width, device="meta")]
@@ -106,16 +106,16 @@ def extractor(
 
 
 class SimplePyramid(nn.Module):
-    """One map of patches of `patch` pixels → four, from a quarter to twice that stride where patches are of 16."""
+    """One map with patches of `patch` pixels → four maps; for patches of 16 pixels, strides 4 to 32."""
 
     def __init__(self, dim: int, patch: int) -> None:
         super().__init__()
         finer = max(0, round(math.log2(patch / STRIDES[0])))
-        #: How often each level is doubled; less than nothing: halved.
+        #: How often each level is upsampled by 2; negative: downsampled.
         self.doubled = [finer - i for i in range(len(STRIDES))]
         self.levels = nn.ModuleList(_upsample(dim, times) for times in self.doubled)
         self.channels = [dim >> max(0, times) for times in self.doubled]
-        #: The pixels of a cell of the last level.
+        #: Side of a cell of the last level in pixels.
         self.coarsest = patch << max(0, -self.doubled[-1])
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -126,7 +126,7 @@ class SimplePyramid(nn.Module):
 
 
 def _upsample(dim: int, times: int) -> nn.Sequential:
-    """Twice as fine and half as wide each time, with a norm and GELU between."""
+    """Repeated 2× upsampling that halves the width, with a norm and GELU in between."""
     layers: list[nn.Module] = []
     for i in range(times):
         if i:
@@ -136,13 +136,13 @@ def _upsample(dim: int, times: int) -> nn.Sequential:
 
 
 def pad(images: Tensor, multiple: int) -> Tensor:
-    """Images [B, C, h, w] with zeros on the right and at the bottom, until `multiple` divides both sides."""
+    """Images [B, C, h, w] zero-padded on the right and at the bottom to multiples of `multiple`."""
     height, width = images.shape[-2:]
     return F.pad(images, (0, -width % multiple, 0, -height % multiple))
 
 
 def any_size(model: Any) -> None:
-    """Let a column take images of any size: its positions are resampled from those it has, each time anew."""
+    """Let an isotropic model accept images of any size, by resampling its position embeddings for each."""
     model.dynamic_img_size = True
     model.patch_embed.strict_img_size = False
     model.patch_embed.flatten = False
@@ -150,13 +150,13 @@ def any_size(model: Any) -> None:
 
 
 def pyramid_stages(model: nn.Module) -> list[int]:
-    """Which of a model's stages have the four strides."""
+    """Indices of the stages with the four strides."""
     info = getattr(model, "feature_info", None) if hasattr(model, "forward_intermediates") else None
     known = {stage["reduction"]: i for i, stage in enumerate(info or ())}
     if not set(STRIDES) <= known.keys():
-        found = f"has maps of stride {', '.join(map(str, known))}" if known else "gives no maps"
+        found = f"has maps of stride {', '.join(map(str, known))}" if known else "returns no maps"
         raise UserError(
-            f"{type(model).__name__} cannot be a backbone of detection or segmentation: expected a column of tokens, "
-            f"or a pyramid with maps of stride 4, 8, 16 and 32, and this one {found}"
+            f"{type(model).__name__} cannot be a backbone of detection or segmentation: expected an isotropic ViT, "
+            f"or a hierarchical model with maps of stride 4, 8, 16 and 32; this one {found}"
         )
     return [known[stride] for stride in STRIDES]

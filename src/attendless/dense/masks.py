@@ -1,12 +1,12 @@
-"""Pictures with a mask each, whose pixels are numbers of classes: folders of masks, VOC's and ADE20K's layouts.
+"""Images with masks whose pixels are class numbers: folders of masks, VOC's and ADE20K's layouts.
 
     DIR/{train,val}/images/x.jpg + masks/x.png    `labels`, `annotations`, `trimaps`, `SegmentationClass` serve as masks
-    DIR/images/x.jpg + masks/x.png                one set: every tenth picture is held out
+    DIR/images/x.jpg + masks/x.png                one set: every tenth image is held out
     DIR/images/{training,validation} + annotations/{training,validation}     ADE20K: 0 is ignored, 1 is the first class
     DIR/JPEGImages + SegmentationClass + ImageSets/Segmentation/{train,val}.txt    VOC
 
-The classes are the numbers that the masks hold, in order; 255 is ignored everywhere. `DIR/classes.txt` names them, one
-a line, `NUMBER NAME`; then no other number may occur.
+The classes are the numbers that occur in the masks, in order; 255 is always ignored. `DIR/classes.txt` names them, one
+per line, `NUMBER NAME`; other numbers then raise an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..data.folders import SUFFIXES
 from ..data.source import Split, load_image, some, upright_size
 from ..errors import UserError
 
-#: Pixels of a mask that count neither as right nor as wrong.
+#: Value of mask pixels that losses and metrics ignore.
 IGNORE_INDEX = 255
 _MASKS = ("masks", "labels", "annotations", "trimaps", "SegmentationClass")
 _SPLITS: dict[Split, tuple[str, ...]] = {"train": ("train", "training"), "val": ("val", "validation", "valid", "test")}
@@ -32,12 +32,12 @@ _EXPECTED = "Expected train/ and val/, each with images/ and masks/, or VOC's or
 
 @dataclasses.dataclass(frozen=True)
 class Masks:
-    """Pictures, their masks, and which number of a mask is which class."""
+    """Images, their masks, and the class of each mask number."""
 
     root: str
-    #: Picture and mask of each, below `root`.
+    #: Paths of each image and its mask, relative to `root`.
     files: tuple[tuple[str, str], ...]
-    #: The class of each number; other numbers are an error, and those of `ignored` count for nothing.
+    #: The class of each number. Numbers in `ignored` are skipped, all others raise an error.
     numbers: Mapping[int, int]
     classes: tuple[str, ...]
     ignored: frozenset[int] = frozenset({IGNORE_INDEX})
@@ -46,7 +46,7 @@ class Masks:
         return len(self.files)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, np.ndarray]:
-        """The picture, and the class of each of its pixels [height, width]."""
+        """The image, and the class of each pixel [height, width]."""
         image = load_image(os.path.join(self.root, self.files[index][0]))
         return image, self.mask(index, image.size)
 
@@ -72,12 +72,12 @@ class Masks:
 def no_class(path: str, number: int, numbers: Iterable[int]) -> UserError:
     known = sorted(numbers)
     text = ", ".join(map(str, known[:12])) + ", …" * (len(known) > 12)
-    return UserError(f"mask {path!r} holds the number {number}, which is no class: there are {text}")
+    return UserError(f"mask {path!r} contains the number {number}, which is not a class: expected {text}")
 
 
 def read_mask(path: str, size: tuple[int, int] | None) -> np.ndarray:
-    """The numbers of a mask's pixels [height, width], as they stand in the file. `size` is its picture's width and
-    height, if that can be read."""
+    """The numbers of a mask's pixels [height, width], as stored in the file. `size` is the width and height of the
+    image, or None if the image cannot be read."""
     try:
         with Image.open(path) as image:
             image.load()
@@ -85,19 +85,19 @@ def read_mask(path: str, size: tuple[int, int] | None) -> np.ndarray:
     except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
         raise UserError(f"cannot read mask {path!r}: {error or type(error).__name__}") from None
     if found.ndim != 2 or mode not in ("L", "P", "1", "I;16", "I"):
-        raise UserError(f"mask {path!r} has colours ({mode}): expected one number a pixel, the number of its class")
+        raise UserError(f"mask {path!r} has colours ({mode}): expected one number per pixel, the number of its class")
     if found.size and not 0 <= found.min() <= found.max() <= 255:
         strange = int(found.max() if found.max() > 255 else found.min())
-        raise UserError(f"mask {path!r} holds the number {strange}: expected 0 to 255")
+        raise UserError(f"mask {path!r} contains the number {strange}: expected 0 to 255")
     if size is not None and found.shape != (size[1], size[0]):
         width, height = found.shape[1], found.shape[0]
-        raise UserError(f"mask {path!r} is {width}x{height} pixels, and its picture {size[0]}x{size[1]}")
+        raise UserError(f"mask {path!r} is {width}x{height} pixels, but its image is {size[0]}x{size[1]}")
     return found.astype(np.uint8)
 
 
 def open_masks(where: str | Path, hold_out: int = 10) -> tuple[Masks, Masks, str]:
-    """Training and validation pictures, and a note on how they were told apart. Where there are no splits, every
-    `hold_out`-th is held out, or all serve for both if it is 0."""
+    """Training and validation images, and a note on how they were split. Without splits, every `hold_out`-th image is
+    held out; if `hold_out` is 0, all images serve for both."""
     root = Path(str(where)).expanduser()
     if not root.is_dir():
         raise UserError(f"--data {str(where)!r}: no such folder. {_EXPECTED}")
@@ -106,9 +106,9 @@ def open_masks(where: str | Path, hold_out: int = 10) -> tuple[Masks, Masks, str
     if "" in pairs:
         whole = pairs[""]
         if not hold_out:
-            pairs, note = {"train": whole, "val": whole}, "no splits: all of it"
+            pairs, note = {"train": whole, "val": whole}, "no splits: all images"
         elif len(whole) < hold_out:
-            raise UserError(f"--data {str(where)!r} has no val folder, and too few pictures to hold some out")
+            raise UserError(f"--data {str(where)!r} has no val folder, and too few images to hold some out")
         else:
             held = whole[hold_out // 2 :: hold_out]
             pairs = {"train": [pair for pair in whole if pair not in set(held)], "val": held}
@@ -120,7 +120,7 @@ def open_masks(where: str | Path, hold_out: int = 10) -> tuple[Masks, Masks, str
 
 
 def _layout(root: Path) -> tuple[dict[str, list[tuple[str, str]]], frozenset[int]]:
-    """The pictures and masks of each split (all under "" if there are no splits), and numbers that do not count."""
+    """Images and masks of each split (all under "" if there are no splits), and the ignored numbers."""
     if (root / "ImageSets" / "Segmentation").is_dir():
         return {split: _voc(root, split) for split in _SPLITS}, frozenset()
     if (root / "images" / "training").is_dir():
@@ -154,7 +154,7 @@ def _pairs(root: Path, images: str, masks: str) -> list[tuple[str, str]]:
         raise UserError(f"no images in {str(root / images)!r}. {_EXPECTED}")
     if bare:
         raise UserError(
-            f"{len(bare)} of {len(names)} pictures in {images!r} have no mask in {masks!r}, first {bare[0]!r}"
+            f"{len(bare)} of {len(names)} images in {images!r} have no mask in {masks!r}, first {bare[0]!r}"
         )
     return [(f"{images}/{name}", f"{masks}/{by_stem[Path(name).stem]}") for name in names]
 
@@ -167,7 +167,7 @@ def _voc(root: Path, split: Split) -> list[tuple[str, str]]:
     found = [(f"JPEGImages/{stem}.jpg", f"SegmentationClass/{stem}.png") for stem in stems]
     gone = [name for pair in found for name in pair if not (root / name).is_file()]
     if not found or gone:
-        raise UserError(f"{str(listed)!r} names {'files that are not there, first ' + gone[0] if gone else 'nothing'}")
+        raise UserError(f"{str(listed)!r} lists {'missing files, first ' + gone[0] if gone else 'no files'}")
     return found
 
 
@@ -184,13 +184,13 @@ def _classes(
         if number not in named:
             raise no_class(mask, number, named)
     if len(named) < 2:
-        raise UserError(f"the masks of {str(root)!r} hold {len(named)} class: expected two or more")
+        raise UserError(f"the masks of {str(root)!r} contain {len(named)} class: expected two or more")
     return {number: i for i, number in enumerate(sorted(named))}, tuple(named[number] for number in sorted(named))
 
 
 def _seen(root: Path, pairs: Sequence[tuple[str, str]]) -> dict[int, str]:
-    """The numbers that occur, each with a mask that holds it. What is wrong with a mask is found here, before anything
-    is learned, unless there are so many that only some are looked at."""
+    """The numbers that occur, each with a mask that contains it. Reads the masks before training starts, so that errors
+    are reported early; of many masks only a sample."""
     found: dict[int, str] = {}
     for picture, mask in some(pairs):
         path = str(root / mask)
@@ -200,7 +200,7 @@ def _seen(root: Path, pairs: Sequence[tuple[str, str]]) -> dict[int, str]:
 
 
 def _named(listed: Path) -> dict[int, str]:
-    """The classes that a file names."""
+    """The class names in a file, by number."""
     named: dict[int, str] = {}
     for line in filter(None, map(str.strip, listed.read_text(errors="replace").splitlines())):
         number, _, name = line.partition(" ")

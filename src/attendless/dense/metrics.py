@@ -1,6 +1,6 @@
-"""How good detections and masks are: COCO's average precisions by pycocotools, mean intersection over union.
+"""Metrics of detection and segmentation: COCO's average precisions (pycocotools), mean intersection over union.
 
-All are percent.
+All are in percent.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRECISIONS = ("ap", "ap50", "ap75", "ap_small", "ap_medium", "ap_large")
 
 
 def confusion(answers: Tensor, truth: Tensor, classes: int) -> Tensor:
-    """Pixels of every class (rows) answered as every class (columns), without those ignored: [classes, classes]."""
+    """Confusion matrix [classes, classes]: true class (rows) by predicted class (columns), without ignored pixels."""
     counts = truth != IGNORE_INDEX
     return torch.bincount(truth[counts].long() * classes + answers[counts].long(), minlength=classes**2).view(
         classes, classes
@@ -29,7 +29,7 @@ def confusion(answers: Tensor, truth: Tensor, classes: int) -> Tensor:
 
 
 def intersections(table: Tensor) -> dict[str, Any]:
-    """From a confusion table: intersection over union, its mean over the classes that occur, and pixels right."""
+    """From a confusion matrix: IoU per class, the mean over the classes that occur, and pixel accuracy."""
     table = table.double()
     right, union = table.diag(), table.sum(0) + table.sum(1) - table.diag()
     each = 100 * right / union
@@ -42,7 +42,7 @@ def intersections(table: Tensor) -> dict[str, Any]:
 
 
 def coco_results(index: int, found: Mapping[str, Tensor]) -> list[dict[str, Any]]:
-    """Detections of one picture as COCO's result rows."""
+    """Detections of one image as COCO's result rows."""
     boxes = found["boxes"].detach().cpu().double()
     rows = torch.cat([boxes[:, :2], boxes[:, 2:] - boxes[:, :2]], dim=1).tolist()
     scores, labels = found["scores"].tolist(), found["labels"].tolist()
@@ -53,15 +53,15 @@ def coco_results(index: int, found: Mapping[str, Tensor]) -> list[dict[str, Any]
 
 
 def precisions(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """COCO's average precisions. Those of a size that no box has are None."""
+    """COCO's average precisions; None for a size class without boxes."""
     try:
         from pycocotools.coco import COCO
         from pycocotools.cocoeval import COCOeval
     except ImportError:
-        raise UserError("detection is judged by pycocotools: pip install 'attendless[dense]'") from None
+        raise UserError("the metrics of detection need pycocotools: pip install 'attendless[dense]'") from None
     if not results:
         return dict.fromkeys(PRECISIONS, 0.0)
-    with contextlib.redirect_stdout(io.StringIO()):  # it tells of every step
+    with contextlib.redirect_stdout(io.StringIO()):  # pycocotools prints every step
         known = COCO()
         known.dataset = {"info": {}, **truth}
         known.createIndex()
@@ -75,5 +75,5 @@ def precisions(truth: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -
 
 
 def in_order(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Detections of all processes in one order, whoever found them."""
+    """Detections of all processes in one order, independent of the number of processes."""
     return sorted(rows, key=lambda row: (row["image_id"], -row["score"]))

@@ -24,7 +24,7 @@ _LATERAL = 3
 
 
 def _backwards(text: str) -> Callable[[re.Match[str]], str]:
-    """Their levels start with the finest, those of our decoder with the coarsest."""
+    """mmsegmentation counts levels from the finest, our decoder from the coarsest."""
     return lambda found: text.format(_LATERAL - 1 - int(found[1]))
 
 

@@ -1,6 +1,6 @@
-"""What detectors and segmentors share: a backbone's feature pyramid under a head, built again from plain data.
+"""The base of detectors and segmentors: a backbone's feature pyramid with a head, rebuilt from plain data.
 
-A head is named by a short text as attentions are: `retinanet`, `semantic_fpn:channels=64`, `upernet`.
+A spec names a head as it names an attention: `retinanet`, `semantic_fpn:channels=64`, `upernet`.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from ..sizes import image_config
 from .features import Features
 
 Task = Literal["detection", "segmentation"]
-#: Head → the task it is for, and where its class is: heads are made of libraries that are only imported when used.
+#: Head → its task, module and class. Heads need optional libraries, so their modules are imported on first use.
 HEADS: dict[str, tuple[Task, str, str]] = {
     "retinanet": ("detection", "retinanet", "RetinaNet"),
     "semantic_fpn": ("segmentation", "segmentor", "SemanticFPN"),
     "upernet": ("segmentation", "segmentor", "UperNet"),
 }
 TASKS: tuple[Task, ...] = ("detection", "segmentation")
-#: The head of a task for which none is named.
+#: The default head of each task.
 DEFAULT_HEADS: dict[str, str] = {"detection": "retinanet", "segmentation": "semantic_fpn"}
 
 
 class Dense(nn.Module):
-    """A model that answers for places in the image. Heads define what they are made of, `losses` and `forward`."""
+    """A detector or segmentor. Heads define their layers, `losses`, `decode` and `forward`."""
 
     task: ClassVar[Task]
     name: ClassVar[str]
@@ -44,11 +44,11 @@ class Dense(nn.Module):
     default_cfg: dict[str, Any]
 
     def losses(self, images: Tensor, targets: Any) -> dict[str, Tensor]:
-        """What is to be minimised: terms by name, those that attentions ask for among them."""
+        """Loss terms by name, including the losses that attentions define."""
         raise NotImplementedError(f"{type(self).__name__} does not define losses")
 
     def decode(self, levels: list[Tensor]) -> Any:
-        """What the head makes of the four maps."""
+        """Apply the head to the four maps."""
         raise NotImplementedError(f"{type(self).__name__} does not define decode")
 
     @property
@@ -65,11 +65,11 @@ class Dense(nn.Module):
 
     @property
     def head_text(self) -> str:
-        """The head's spec: its name, and the options that are not as they are by default."""
+        """The spec of the head: its name and the options that differ from their defaults."""
         return str(Spec(self.name, self.chosen))
 
     def plan(self) -> tuple[Blueprint, dict[str, Any]]:
-        """All it takes to build the model again: its backbone, and its task."""
+        """What is needed to rebuild the model: the backbone and the task."""
         about = {"name": self.task, "head": self.head_text, "num_classes": self.num_classes}
         return blueprint(self.backbone), about
 
@@ -77,20 +77,20 @@ class Dense(nn.Module):
         return {f"features.backbone.{name}" for name in self.backbone.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layers as the backbone counts them, for rates that fall from layer to layer; the head is above them all."""
+        """Layer groups of the backbone for layer-wise learning rate decay; the head comes after them."""
         inner = self.backbone.group_matcher(coarse=coarse)
         return {name: _inside(pattern) for name, pattern in inner.items()}
 
 
 def _inside(pattern: Any) -> Any:
-    """A backbone's pattern of names, or several with what they stand for, for the same names inside a dense model."""
+    """A backbone's pattern of parameter names (or a list of patterns with values) with the prefix of the backbone."""
     if isinstance(pattern, str):
         return rf"^features\.backbone\.(?:{pattern.removeprefix('^').replace('|^', '|')})"
     return [(_inside(text), place) for text, place in pattern]
 
 
 def head_class(text: str) -> tuple[type[Dense], Options]:
-    """A head's class, and its options, by its spec."""
+    """The class and the options of a head, from its spec."""
     name, _, options = text.partition(":")
     if name not in HEADS:
         raise unknown("head", name, HEADS)
@@ -105,7 +105,7 @@ def head_class(text: str) -> tuple[type[Dense], Options]:
 
 
 def head_for(task: str, head: str | None) -> str:
-    """The head to take for a task, checked to be for it."""
+    """The head for a task; raises if it is for another task."""
     if task not in TASKS:
         raise unknown("task", task, ("classification", *TASKS))
     chosen = head or DEFAULT_HEADS[task]
@@ -139,6 +139,6 @@ def build(backbone: nn.Module, head: str, num_classes: int) -> Dense:
 
 
 def restore(backbone: nn.Module, about: Mapping[str, Any]) -> Dense:
-    """The model whose file says this of its task; its weights are yet to be loaded."""
+    """Build the model that a file describes; its weights are not loaded yet."""
     head_for(str(about["name"]), str(about["head"]))
     return build(backbone, str(about["head"]), int(about["num_classes"]))

@@ -1,4 +1,4 @@
-"""Recipes of detection and segmentation: those of the published tables, and small ones for two cores."""
+"""Recipes of detection and segmentation: those of the published tables, and small ones for two CPU cores."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def small_detection() -> DenseRecipe:
     """For hundreds of images and two cores: 320 px, a short cosine.
 
     attendless train deit_tiny_patch16_224 --task detection --weights F --data DIR --out DIR
-    Expected, and time: docs/dense.md.
+    Expected: docs/results/dense.md. Time: not measured.
     """
     return DenseRecipe(
         epochs=12, batch=4, lr=3e-4, layer_decay=0.8, warmup=1, clip=1.0, size=(320,), longest=512, weight_decay=0.05,
@@ -104,7 +104,7 @@ def small_segmentation() -> DenseRecipe:
     """For hundreds of images and two cores: 256 px, a short cosine.
 
     attendless train deit_tiny_patch16_224 --task segmentation --head semantic_fpn:channels=64 --weights F --data DIR --out DIR
-    Expected, and time: docs/dense.md.
+    Expected: docs/results/dense.md. Time: not measured.
     """  # noqa: E501 (commands are to be copied whole)
     return DenseRecipe(
         epochs=6, batch=8, lr=1e-3, layer_decay=0.8, warmup=0.5, clip=1.0, size=(256,), scale=(0.8, 1.25),

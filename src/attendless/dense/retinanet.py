@@ -1,7 +1,7 @@
-"""RetinaNet on torchvision's parts: feature pyramid, anchors, focal loss, suppression of doubles.
+"""RetinaNet from torchvision's parts: feature pyramid, anchors, focal loss, non-maximum suppression.
 
-The pyramid begins at stride 8 and goes on to 128; P6 comes from the backbone's last map, as published (torchvision
-takes P5 where that map is as wide as the pyramid).
+The pyramid has strides 8 to 128; P6 comes from the backbone's last map, as published (torchvision
+uses P5 if that map is as wide as the pyramid).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..options import Options, option
 from .features import Features, pad
 from .model import Dense
 
-#: The edge of the smallest anchor of each level, as a multiple of its stride, and the shapes at every place.
+#: Side of the smallest anchor of a level as a multiple of its stride; scales per octave; aspect ratios.
 _ANCHOR, _OCTAVES, _RATIOS = 4, 3, (0.5, 1.0, 2.0)
 _PUBLISHED = 256
 
@@ -30,13 +30,13 @@ _PUBLISHED = 256
 @dataclasses.dataclass(frozen=True)
 class RetinaNetOptions(Options):
     channels: int = option(_PUBLISHED, "width of the feature pyramid and of the head", low=8)
-    score: float = option(0.05, "detections of a lower score are left out", low=0, high=1)
-    overlap: float = option(0.5, "of detections that overlap more than this, the better one stays", low=0, high=1)
-    most: int = option(100, "the most detections of an image", low=1)
+    score: float = option(0.05, "lowest score of a detection", low=0, high=1)
+    overlap: float = option(0.5, "largest overlap (IoU) of two detections of a class", low=0, high=1)
+    most: int = option(100, "largest number of detections per image", low=1)
 
 
 class Pyramid(nn.Module):
-    """Backbone and feature pyramid, in the form torchvision's RetinaNet takes them."""
+    """The feature pyramid in the form that torchvision's RetinaNet expects."""
 
     def __init__(self, features: Features, channels: int) -> None:
         super().__init__()
@@ -64,10 +64,10 @@ class RetinaNet(Dense):
         anchors = AnchorGenerator(sizes, (_RATIOS,) * len(sizes))
         self.head = RetinaNetHead(options.channels, anchors.num_anchors_per_location()[0], num_classes)
         for conv in (m for m in self.head.modules() if isinstance(m, nn.Conv2d)):
-            # Drawn for 256 channels: of fewer, four layers on, next to nothing would arrive.
+            # The initialisation is for 256 channels; with fewer, activations would vanish after four layers.
             conv.weight.data.mul_((_PUBLISHED / options.channels) ** 0.5)
         rules = {"score_thresh": options.score, "nms_thresh": options.overlap, "detections_per_img": options.most}
-        # Its matching of anchors with boxes, its losses and its choice of detections; its weights are all ours.
+        # For anchor matching, losses and postprocessing. In a list, so that its parameters are not registered twice.
         self._rules = [
             TorchvisionRetinaNet(self.pyramid, num_classes, anchor_generator=anchors, head=self.head, **rules)
         ]
@@ -77,7 +77,7 @@ class RetinaNet(Dense):
         return pyramid, self.head(pyramid)
 
     def outputs(self, images: Tensor) -> tuple[dict[str, Tensor], list[list[Tensor]], dict[str, Tensor]]:
-        """What the head says of every anchor, the anchors of every image level by level, and extra losses."""
+        """Outputs of the head for every anchor, the anchors of each image by level, and extra losses."""
         images = pad(images, self.features.multiple)
         levels, extra = self.features(images)
         pyramid, found = self.decode(levels)
@@ -87,7 +87,7 @@ class RetinaNet(Dense):
         return found, [list(image.split(counts)) for image in anchors], extra
 
     def losses(self, images: Tensor, targets: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Targets hold `boxes` [n, 4] in pixels of the batch and `labels` [n], for every image."""
+        """Targets: `boxes` [n, 4] in pixels of the batch and `labels` [n] for each image."""
         outputs, anchors, extra = self.outputs(images)
         whole = [torch.cat(levels) for levels in anchors]
         found = self._rules[0].compute_loss([dict(target) for target in targets], outputs, whole)

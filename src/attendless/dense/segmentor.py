@@ -1,9 +1,9 @@
 """Semantic FPN and UperNet: four maps → a class for every pixel.
 
-semantic_fpn   torchvision's feature pyramid, each level brought to stride 4 by convolutions and doublings of its
-               own (segmentation_models_pytorch's blocks, with group norms), added up
-upernet        segmentation_models_pytorch's decoder: pooled contexts, a pyramid, all levels fused; while training
-               a small head on the third map helps. Maps enter without further norms, as in mmsegmentation
+semantic_fpn   torchvision's feature pyramid; each level is brought to stride 4 by convolutions and upsampling
+               (segmentation_models_pytorch's blocks, with group norms), then all are summed
+upernet        segmentation_models_pytorch's decoder: pooled contexts, a pyramid, all levels fused; in training with an
+               auxiliary head on the third map. Maps enter without further norms, as in mmsegmentation
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class SemanticFPNOptions(Options):
 @dataclasses.dataclass(frozen=True)
 class UperNetOptions(Options):
     channels: int = option(512, "width of the decoder", low=8)
-    aux: float = option(0.4, "weight of the loss of the head on the third map", low=0)
+    aux: float = option(0.4, "weight of the auxiliary loss", low=0)
     drop: float = option(0.1, "dropout before the classifiers", low=0, high=1)
 
 
 class Segmentor(Dense):
-    """`forward` gives logits [B, classes, height, width], as fine as the images.
+    """`forward` returns logits [B, classes, height, width] at the resolution of the images.
 
-    `decode` gives logits at some stride by name, each with the weight of its loss; those named `pixels` are the answer.
+    `decode` returns named logits at some stride, each with the weight of its loss; `pixels` is the prediction.
     """
 
     task = "segmentation"
@@ -85,8 +85,8 @@ class SemanticFPN(Segmentor):
 
 
 def _branch(width: int, narrow: int, doublings: int) -> nn.Sequential:
-    """Convolutions, each followed by a doubling; where none is due, one convolution. Norms are over groups of four
-    channels (32 groups at the published width), so that a batch may hold one picture, and a map one cell."""
+    """Convolutions, each followed by 2× upsampling; for no upsampling, one convolution. Group norms of four channels
+    (32 groups at the published width) allow batches of one image and maps of one cell."""
     layers: list[nn.Module] = []
     for i in range(max(1, doublings)):
         conv = nn.Conv2d(narrow if i else width, narrow, 3, padding=1, bias=False)
@@ -102,7 +102,7 @@ class UperNet(Segmentor):
     def __init__(self, features: Features, num_classes: int, options: UperNetOptions) -> None:
         super().__init__()
         self.features, self.num_classes, self.chosen = features, num_classes, options
-        # The decoder expects maps of the image and of its half in front of ours, and leaves them alone.
+        # The decoder expects maps of stride 1 and 2 before ours, and does not use them.
         self.decoder = UPerNetDecoder([3, 3, *features.channels], 5, options.channels)
         self.decoder.feature_norms = nn.ModuleList()
         self.drop = nn.Dropout2d(options.drop)
@@ -117,7 +117,7 @@ class UperNet(Segmentor):
     def decode(self, levels: list[Tensor]) -> dict[str, tuple[Tensor, float]]:
         if self.training and len(levels[0]) == 1:
             raise UserError(
-                "upernet norms over the pictures of a batch and cannot learn from one at a time: batch 2 or more"
+                "upernet uses batch norm and cannot train on one image at a time: give a batch of 2 or more"
             )
         unused = levels[0].new_empty(0)
         found = {"pixels": (self.classify(self.drop(self.decoder([unused, unused, *levels]))), 1.0)}
@@ -127,13 +127,13 @@ class UperNet(Segmentor):
 
 
 def pixel_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy over the pixels that count; nothing where none does."""
+    """Mean cross-entropy over the pixels that are not ignored; 0 if there are none."""
     total = F.cross_entropy(logits.float(), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     return total / (targets != IGNORE_INDEX).sum().clamp(min=1)
 
 
 def _as_fine(logits: Tensor, images: Tensor, multiple: int) -> Tensor:
-    """Logits of padded images as fine as these, and cut to the images before padding."""
+    """Logits of padded images, upsampled to their resolution and cropped to the images before padding."""
     height, width = images.shape[-2:]
     padded = (height + -height % multiple, width + -width % multiple)
     return _resize(logits, padded)[..., :height, :width]

@@ -1,4 +1,4 @@
-"""Detection and segmentation as the training loop takes a task: pictures, targets, scores."""
+"""Detection and segmentation as tasks of the training loop: images, targets, scores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .transforms import (
 
 
 class DenseObjective(nn.Module):
-    """The losses a dense model states, and what its attentions ask for, each with its weight."""
+    """The weighted losses of a detector or segmentor, including those of its attentions."""
 
     def __init__(self, model: nn.Module, weights: Mapping[str, float]) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ def _as_they_are(images: Tensor, targets: Any, step: int) -> tuple[Tensor, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class DenseTask:
-    """What both have in common."""
+    """What detection and segmentation share."""
 
     def told(self, data: Data, recipe: Any) -> dict[str, Any]:
         return {
@@ -108,7 +108,7 @@ TASK: dict[str, Task] = {"detection": Detection(), "segmentation": Segmentation(
 
 @torch.no_grad()
 def detect_all(model: nn.Module, loader: DataLoader[Any], accelerator: Accelerator, source: Any) -> dict[str, Any]:
-    """Average precisions over all processes, each picture once; boxes are compared in pixels of the files."""
+    """Average precisions over all processes, each image once; boxes are compared in pixels of the files."""
     model.eval()
     rows: list[dict[str, Any]] = []
     seen: list[int] = []
@@ -129,7 +129,7 @@ def detect_all(model: nn.Module, loader: DataLoader[Any], accelerator: Accelerat
 
 
 def in_file(boxes: Tensor, sizes: Tensor) -> Tensor:
-    """Boxes in pixels of a prepared picture → of its file; `sizes` are the file's and the prepared one's."""
+    """Boxes in pixels of a transformed image → pixels of its file; `sizes` are those of the file and of the image."""
     (height, width), (now_height, now_width) = sizes.tolist()
     scale = boxes.new_tensor([width / now_width, height / now_height] * 2)
     return boxes * scale
@@ -144,8 +144,8 @@ def segment_all(
     scales: Sequence[float] = (1.0,),
     flip: bool = False,
 ) -> dict[str, Any]:
-    """Mean intersection over union over all processes, in pixels of the files' masks. With several `scales`, and
-    mirrored, answers are averaged."""
+    """Mean intersection over union over all processes, in pixels of the files' masks. Predictions are averaged
+    over `scales` and, with `flip`, over mirror images."""
     model.eval()
     table = torch.zeros(classes, classes, dtype=torch.long)
     ask = partial(probabilities, model, scales=scales, flip=flip)
@@ -166,8 +166,8 @@ def segment_all(
 
 
 def each(images: Tensor, sizes: Sequence[tuple[int, int]], answer: Callable[[Tensor], Iterable[Any]]) -> list[Any]:
-    """What `answer` gives for each picture of a padded batch as if it were alone: those of one size are run together,
-    without the padding that others need, which would move the positions of their tokens."""
+    """The results of `answer` for each image of a padded batch, as for single images: images of one size run together,
+    without padding, which would change the positions of their tokens."""
     found: list[Any] = [None] * len(sizes)
     for height, width in dict.fromkeys(sizes):
         same = [i for i, size in enumerate(sizes) if size == (height, width)]
@@ -177,7 +177,7 @@ def each(images: Tensor, sizes: Sequence[tuple[int, int]], answer: Callable[[Ten
 
 
 def probabilities(model: nn.Module, images: Tensor, scales: Sequence[float] = (1.0,), flip: bool = False) -> Tensor:
-    """The share a model gives every class in every pixel [B, classes, h, w], averaged over scales and mirror images."""
+    """Class probabilities of every pixel [B, classes, h, w], averaged over scales and mirror images."""
     height, width = images.shape[-2:]
     total: Any = 0.0
     for scale in scales:
@@ -188,7 +188,7 @@ def probabilities(model: nn.Module, images: Tensor, scales: Sequence[float] = (1
         for mirrored in (False, True) if flip else (False,):
             logits = model(sized.flip(-1) if mirrored else sized).float()
             if not logits.isfinite().all():
-                raise UserError("the model answers with NaN or infinity")
+                raise UserError("the model returns NaN or infinity")
             shares = (logits.flip(-1) if mirrored else logits).softmax(1)
             total = total + (F.interpolate(shares, (height, width), mode="bilinear") if scale != 1 else shares)
     return total / (len(scales) * (2 if flip else 1))

@@ -1,4 +1,4 @@
-"""`train` for detection and segmentation: a backbone, a head, annotated pictures and a recipe → a folder, as ever."""
+"""`train` for detection and segmentation: a backbone with a head, trained on annotated images by a recipe."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def train(
         head: Spec of the head; default: `retinanet` or `semantic_fpn`.
         attention: The attention of the backbone; default: its own.
         tokens: The token reducer of the backbone; default: its own.
-        recipe: Name of a recipe, or a recipe; default: that of the task.
+        recipe: Name of a recipe, or a recipe; default: the one for small data sets.
         out: The folder for weights, metrics and the recipe.
         weights: A file with weights of the backbone.
-        pretrained: Whether to fetch timm's pretrained weights of the backbone.
+        pretrained: Download timm's pretrained weights of the backbone.
         run: How to run: device, workers, logging and checkpoints.
         fields: Fields of the recipe to replace, such as `epochs=5`.
 
@@ -76,7 +76,7 @@ def train(
     train, val, note = (open_boxes if task == "detection" else open_masks)(data)
     remarks = [] if recipe else [f"recipe {DEFAULT_RECIPES[task]}: {chosen.epochs} epochs, lr {chosen.rate():g}"]
     if not isinstance(model, nn.Module) and random_weights(model, weights=weights, pretrained=pretrained):
-        remarks.append("the backbone starts from random weights: it learns far quicker from --weights F")
+        remarks.append("the backbone has random weights: training is much faster from --weights F")
     with randomness(WEIGHTS, chosen.seed):
         built = open_dense(
             model,
@@ -113,7 +113,7 @@ def open_dense(
     weights: str | Path | None = None,
     pretrained: bool = False,
 ) -> Dense:
-    """A dense model on a backbone that is given by name, file or module; one that already is dense keeps its head."""
+    """A detector or segmentor on a backbone given by name, file or module; an existing one keeps its head."""
     if isinstance(model, nn.Module):
         built: Any = with_attention(model, attention, tokens)
     else:
@@ -129,10 +129,10 @@ def open_dense(
         )
         if isinstance(built, Dense):
             if weights is not None or pretrained:
-                raise UserError(f"{str(model)!r} comes with the weights of its backbone and its head: give no others")
+                raise UserError(f"{str(model)!r} contains the weights of backbone and head: leave out --weights")
             built = with_attention(built, attention, tokens)
     if not isinstance(built, Dense):
-        # timm's own ViT becomes a backbone of ours, which knows its grid at every size; all others stay what they are.
+        # timm's ViT is converted to our backbone, which supports every image size; other models are used as they are.
         backbone = convert(built, "full", below_breakeven="keep") if _plain_vit(built) else built
         return build(backbone, head_for(task, head), classes)
     if built.task != task or (head and head != built.head_text):
@@ -140,12 +140,12 @@ def open_dense(
             f"the model is made for {built.task} with {built.head_text}, not for {task} with {head or task}"
         )
     if built.num_classes != classes:
-        raise UserError(f"the model answers with {built.num_classes} classes, but the data has {classes}")
+        raise UserError(f"the model has {built.num_classes} classes, but the data has {classes}")
     return built
 
 
 def with_attention(model: nn.Module, attention: str | None, tokens: str | None) -> Any:
-    """The same model, dense or not, whose backbone attends with `attention` and reduces `tokens`."""
+    """The model (backbone, detector or segmentor) with another attention and token reduction in its backbone."""
     if attention is None and tokens is None:
         return model
     if not isinstance(model, Dense):
@@ -172,7 +172,7 @@ def _plain_vit(model: nn.Module) -> bool:
 
 
 def settle(text: str | DenseRecipe, task: str, fields: dict[str, Any]) -> DenseRecipe:
-    """A recipe with some of its fields replaced; wrong names are answered with the ones that exist."""
+    """A recipe with some fields replaced; an unknown name raises an error that lists the valid ones."""
     known = [field.name for field in dataclasses.fields(DenseRecipe)]
     for name in fields:
         if name not in known:

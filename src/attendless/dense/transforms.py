@@ -1,6 +1,6 @@
-"""What becomes of a picture with boxes or a mask on its way into a model: torchvision's transforms.
+"""Transforms of images with boxes or masks, from torchvision.
 
-They draw from PyTorch's global generator, which is seeded for each picture (`attendless.randomness`).
+They draw from PyTorch's global generator, which is seeded for each image (`attendless.randomness`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ..train.loader import Prepared
 from .masks import IGNORE_INDEX
 from .recipes import DenseRecipe
 
-#: Of a picture to be cropped from, the long side is at most so many times the crop before any zoom.
+#: Before zoom and crop, the long side of an image is at most this multiple of the crop.
 _LONGEST = 4
 
 
@@ -34,8 +34,8 @@ def normalise(mean: Sequence[float], std: Sequence[float]) -> list[Any]:
 
 
 class Sized(v2.Transform):
-    """The short side becomes one of `sides`, unless the long one would become longer than `longest`; then all is zoomed
-    by something between the two of `zoom`. No side vanishes, however thin the picture."""
+    """Resizes the short side to one of `sides`, or the long side to `longest` if it would exceed that, then zooms by a
+    random factor within `zoom`. Every side is at least one pixel."""
 
     def __init__(self, sides: Sequence[int], longest: int, zoom: tuple[float, ...] = (1.0, 1.0)) -> None:
         super().__init__()
@@ -95,8 +95,8 @@ def _plain(image: Tensor) -> Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class WithBoxes(Prepared):
-    """A target holds boxes in pixels of the prepared picture, labels, the picture's place in the set, its size before
-    and after."""
+    """Targets: boxes in pixels of the transformed image, labels, the index of the image, and its size before and
+    after."""
 
     def prepare(self, image: Any, label: Any) -> tuple[Tensor, Any]:
         before = (image.height, image.width)
@@ -129,7 +129,7 @@ class WithMasks(Prepared):
 
 @dataclasses.dataclass(frozen=True)
 class WholeMasks(WithMasks):
-    """Whole pictures to be judged on, of several sizes: each with its mask as it is in the file, and its own size."""
+    """Uncropped validation images of several sizes, each with the mask of its file and its size."""
 
     def prepare(self, image: Any, label: Any) -> tuple[Tensor, Any]:
         pixels = _plain(self.transform(to_pixels(image)))

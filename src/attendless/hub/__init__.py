@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub, or in a folder as it would be there."""
+"""Models on the Hugging Face Hub, or in a folder with the same files."""
 
 from .repository import from_hub, push_to_hub
 

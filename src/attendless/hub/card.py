@@ -1,4 +1,4 @@
-"""The card of a model: what it is, how it is used, what was measured and on which machine."""
+"""Model cards: description, usage, measurements and machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def card(
     text: str = "",
     license: str | None = None,
 ) -> str:
-    """The model card, in Markdown: what it is, how it is used, what was measured, on which machine."""
+    """The model card in Markdown: description, usage, measurements and machine."""
     from huggingface_hub import ModelCardData
 
     data = ModelCardData(
@@ -47,7 +47,7 @@ def card(
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-#: Column → key of a measurement's row, and how its value is written.
+#: Column → key of a row of measurements, and format of its value.
 COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "attention": ("attention", str),
     "tokens": ("tokens_spec", str),
@@ -63,7 +63,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Any], str]]] = {
 
 
 def _rows(measurements: Measured | Iterable[Measured]) -> Iterator[Mapping[str, Any]]:
-    """Rows as JSON has them, each with its stamp."""
+    """Rows in their JSON form, each with its stamp."""
     if isinstance(measurements, Measurement):
         yield {**measurements.as_dict(), "stamp": measurements.stamp}
     elif isinstance(measurements, Mapping):
@@ -75,7 +75,7 @@ def _rows(measurements: Measured | Iterable[Measured]) -> Iterator[Mapping[str, 
 
 
 def _table(rows: list[Mapping[str, Any]]) -> str:
-    """The measurements, as far as they say anything, with the machine they are of."""
+    """A table of the measurements, without empty columns, and the machines they come from."""
     if not rows:
         return ""
     shown = {name: of for name, of in COLUMNS.items() if any(row.get(of[0]) not in (None, "") for row in rows)}

@@ -1,9 +1,9 @@
-"""Models on the Hugging Face Hub: the file that `save` writes, with a card that says what it is and what was measured.
+"""Models on the Hugging Face Hub: the file that `save` writes, with a model card.
 
     attendless.push_to_hub(fast, "me/deit-tiny-foveal", measurements=attendless.bench(fast, like=model))
     fast = attendless.from_hub("me/deit-tiny-foveal")
 
-Nothing is sent or fetched but by these two calls. A folder in place of a repository's name stays on this machine.
+Only these two functions use the network. A path instead of a repository name stays on this machine.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def push_to_hub(
         return str(repo_id)
     from huggingface_hub import HfApi
 
-    with tempfile.TemporaryDirectory() as folder, _in_words(f"model cannot be sent to {repo_id!r}"):
+    with tempfile.TemporaryDirectory() as folder, _in_words(f"model cannot be uploaded to {repo_id!r}"):
         _write(model, Path(folder), measurements, report, text, license, repo_id)
         api = HfApi(token=token)
         api.create_repo(repo_id, private=private, exist_ok=True)
@@ -93,7 +93,7 @@ def from_hub(repo_id: str | Path, *, revision: str | None = None, token: str | N
         return load(Path(repo_id) / FILE)
     from huggingface_hub import hf_hub_download
 
-    with _in_words(f"model {str(repo_id)!r} cannot be fetched"):
+    with _in_words(f"model {str(repo_id)!r} cannot be downloaded"):
         path = hf_hub_download(str(repo_id), FILE, revision=revision, token=token)
     return load(path)
 
@@ -119,7 +119,7 @@ def _write(
 
 @contextlib.contextmanager
 def _in_words(what: str) -> Iterator[None]:
-    """What goes wrong with the Hub or on the way there, in one sentence."""
+    """Report errors of the Hub and of the network as `UserError`."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
@@ -128,8 +128,8 @@ def _in_words(what: str) -> Iterator[None]:
     except UserError:
         raise
     except (OfflineModeIsEnabled, LocalEntryNotFoundError):
-        raise UserError(f"{what}: the Hub does not answer, or HF_HUB_OFFLINE forbids to ask it") from None
+        raise UserError(f"{what}: the Hub does not respond, or HF_HUB_OFFLINE is set") from None
     except HFValidationError:
         raise UserError(f"{what}: expected NAME/MODEL, or a folder written as ./FOLDER") from None
-    except Exception as error:  # every library on the way has its own
+    except Exception as error:  # each library raises its own errors
         raise UserError(f"{what}: {' '.join(str(error).split())[:300] or type(error).__name__}") from None

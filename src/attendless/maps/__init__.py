@@ -1,9 +1,9 @@
-"""What the layers of a model look at: attention maps, computed anew from what enters a layer.
+"""Attention maps of a model's layers, computed from the input of each layer.
 
-    maps(model, images, layers=5)[0].weights[0, :, 0]     what the class token of the first image looks at, head by head
-    maps(model, images, query=(112, 80))[-1].on_grid()    what the patch under a pixel looks at, on the grid
+    maps(model, images, layers=5)[0].weights[0, :, 0]     attention of the class token of the first image, per head
+    maps(model, images, query=(112, 80))[-1].on_grid()    attention of the patch that contains a pixel, on the grid
 
-Whichever kernel runs, the attention says what map it amounts to (`Attention.map`), for the queries asked for alone.
+`Attention.map` returns the map that an attention computes, with any kernel, for the selected queries only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = [
     "seen_by_us",
 ]
 
-#: Tokens by number, prefix first; or the patch under a pixel (x, y) of the image.
+#: Token indices, prefix first; or a pixel (x, y) of the image, for the patch that contains it.
 Query = int | slice | tuple[float, float]
 
 
@@ -59,7 +59,7 @@ class Map:
     grid: Grid
 
     def on_grid(self) -> Tensor:
-        """The attention to the patches, at their places in the image: [B, H, queries, height, width]."""
+        """The attention to the patches on the grid of the image: [B, H, queries, height, width]."""
         return on_grid(self.weights, self.grid)
 
 
@@ -90,7 +90,7 @@ def maps(
         grid = given.context.grid
         if not isinstance(query, tuple):
             weights = given.attention.map(given.x, given.context, query)
-        elif grid.reduced:  # where a patch went differs from image to image
+        elif grid.reduced:  # tokens of a patch differ between images
             patches = patches_under(query, grid, images)
             weights = torch.cat([_of_image(given, image, patch) for image, patch in enumerate(patches)])
         else:
@@ -100,9 +100,9 @@ def maps(
 
 
 def on_grid(weights: Tensor, grid: Grid) -> Tensor:
-    """What tokens of `grid` get [B, …, N] → what the places of its patches get [B, …, height, width].
+    """Weights of tokens [B, …, N] → weights of patches on the grid [B, …, height, width].
 
-    What a merged token gets is shared by the places it stands for; where nobody stands any more there is nothing.
+    The weight of a merged token is divided among its patches; dropped patches have weight 0.
     """
     tokens = weights.flatten(1, -2).transpose(1, 2)
     if grid.owners is not None:
@@ -115,17 +115,17 @@ def on_grid(weights: Tensor, grid: Grid) -> Tensor:
 
 
 def patches_under(pixel: tuple[float, float], grid: Grid, images: Tensor) -> list[int]:
-    """The token that stands for the patch under a pixel (x, y), in each of the images [B, 3, h, w]."""
+    """The token of the patch that contains a pixel (x, y), for each of the images [B, 3, h, w]."""
     (x, y), (height, width) = pixel, images.shape[-2:]
     if not (0 <= x < width and 0 <= y < height):
-        raise UserError(f"pixel {x:g},{y:g} is not in the image: expected x,y below {width},{height}")
+        raise UserError(f"pixel {x:g},{y:g} is outside the image: expected x,y below {width},{height}")
     place = int(y * grid.height / height) * grid.width + int(x * grid.width / width)
     if not grid.reduced:
         return [grid.prefix + place] * len(images)
     counted = torch.arange(1.0, 1 + grid.tokens, device=images.device)[None, :, None].expand(len(images), -1, 1)
     found = grid.restore(counted)[:, grid.prefix + place, 0].int()
-    if not bool(found.all()):  # 0 is nobody
-        raise UserError(f"the patch under pixel {x:g},{y:g} was dropped before this layer: it looks at nothing")
+    if not bool(found.all()):  # 0: dropped
+        raise UserError(f"the patch under pixel {x:g},{y:g} was dropped before this layer and has no map")
     return (found - 1).tolist()
 
 

@@ -1,6 +1,6 @@
-"""What enters the attention of a layer: the model is run up to it, in evaluation, and no further.
+"""The input of a layer's attention: runs the model up to that layer in evaluation mode.
 
-Nothing is kept during a plain forward, so nothing is paid for what nobody asks for.
+A plain forward pass stores nothing, so maps add no cost to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..integrations.timm_inplace.adapted import adapted_modules
 
 
 class Entry(NamedTuple):
-    """A layer's number, its attention, and what enters it: tokens x [B, N, C], normalised, and the context."""
+    """A layer's index, its attention, and the input: normalised tokens x [B, N, C] and the context."""
 
     layer: int
     attention: Attention
@@ -32,31 +32,31 @@ class Entry(NamedTuple):
 
 
 def layers(model: nn.Module) -> list[nn.Module]:
-    """The attention of every layer, as the model runs them: ours, or in a model of timm's also its own."""
+    """The attention of every layer, in the order of execution, including timm's own attention modules."""
     if is_backbone(model):
         return [block.attn for block in model.blocks]
     if not exchangeable(model):
         raise UserError(
-            f"{type(model).__name__} has no attention of ours that could say what it looks at: expected one of "
-            "attendless, or of timm converted or patched"
+            f"{type(model).__name__} has no attention of attendless, so it has no maps: expected an attendless model, "
+            "or a converted or patched model"
         )
     return [slot.attn for slot in find_slots(model)]
 
 
 def seen_by_us(model: nn.Module) -> nn.Module:
-    """The model itself, or one of timm's as a backbone of ours, which has the same maps and can say them."""
+    """The model itself, or a copy of a timm model as an attendless backbone, which has the same maps."""
     return backbone_copy(model) if describes(model) and not is_backbone(model) else model
 
 
 def numbers(model: nn.Module, wanted: int | Sequence[int] | None) -> list[int]:
-    """The layers asked for, counted from 0 as the model runs them or backwards from -1, in that order; None: all that
-    attend by ours."""
+    """Indices of the selected layers, counted from 0 in the order of execution or backwards from -1, sorted; None: all
+    with an attention of attendless."""
     known = layers(model)
     if wanted is None:
         ours = [number for number, attention in enumerate(known) if isinstance(attention, Attention)]
         if not ours:
             name = type(model).__name__
-            raise UserError(f"every layer of {name} attends by timm's own, which keeps no map: convert it")
+            raise UserError(f"every layer of {name} has timm's attention, which provides no map: convert the model")
         return ours
     found = set()
     for layer in [wanted] if isinstance(wanted, int) else wanted:
@@ -65,24 +65,24 @@ def numbers(model: nn.Module, wanted: int | Sequence[int] | None) -> list[int]:
         number = layer % len(known)
         if not isinstance(known[number], Attention):
             whose = f"timm's {type(known[number]).__name__}"
-            raise UserError(f"layer {number} attends by {whose}, which keeps no map: convert it")
+            raise UserError(f"layer {number} has {whose}, which provides no map: convert the model")
         found.add(number)
     return sorted(found)
 
 
 @torch.no_grad()
 def entries(model: nn.Module, images: Tensor, wanted: Sequence[int]) -> Iterator[Entry]:
-    """What enters the attentions of the layers `wanted`, in their order; those after the last are not run."""
+    """The inputs of the attentions of the layers `wanted`, in order; later layers are not run."""
     with _evaluating(model):
         run = _walked if is_backbone(model) else _caught
         for number, attention, x, context in run(model, images, wanted):
-            # A map is asked for, and nothing for a next layer.
+            # Only the map is needed, no outputs for the next layer.
             used = context.only(attention.reads | attention.takes)
             yield Entry(number, attention, x, used.replace(wants=frozenset()))
 
 
 def entry(model: nn.Module, images: Tensor, layer: int) -> Entry:
-    """What enters the attention of one layer."""
+    """The input of the attention of one layer."""
     return next(entries(model, images, numbers(model, layer)))
 
 
@@ -98,7 +98,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _walked(backbone: Any, images: Tensor, wanted: Collection[int]) -> Iterator[Entry]:
-    """Through the layers of one of our backbones, each up to the norm before its attention."""
+    """Inputs from an attendless backbone: run each layer up to the norm before its attention."""
     stages, first = {}, 0
     for stage in backbone.stages if isinstance(backbone, Pyramid) else ():
         stages[first] = stage
@@ -116,11 +116,11 @@ def _walked(backbone: Any, images: Tensor, wanted: Collection[int]) -> Iterator[
 
 
 class _Enough(Exception):
-    """There is no need to go on."""
+    """Stops the forward pass after the last selected layer."""
 
 
 def _caught(model: nn.Module, images: Tensor, wanted: Collection[int]) -> Iterator[Entry]:
-    """Other models run themselves: let this one run until the last attention asked for is called."""
+    """Inputs from other models: run the forward pass until the last selected attention is called."""
     given: list[Entry] = []
     known = layers(model)
 
@@ -141,7 +141,7 @@ def _caught(model: nn.Module, images: Tensor, wanted: Collection[int]) -> Iterat
 
 @contextmanager
 def _called(number: int, attention: Any, note: Callable[[Entry], None]) -> Iterator[None]:
-    """Inside, `note` hears what an attention of ours is called with."""
+    """Within the context, `note` receives the inputs of an attendless attention."""
     hook = attention.register_forward_pre_hook(lambda module, given: note(Entry(number, module, *given)))
     try:
         yield
@@ -151,8 +151,8 @@ def _called(number: int, attention: Any, note: Callable[[Entry], None]) -> Itera
 
 @contextmanager
 def _handed(number: int, holder: Any, note: Callable[[Entry], None]) -> Iterator[None]:
-    """Inside, `note` hears of the q, k and v that a module of somebody else's hands to its core: what projects is the
-    module, so the core that is noted has them instead of projections."""
+    """Within the context, `note` receives the q, k and v that an adapted module passes to its core. The module itself
+    projects, so the noted core has these tensors instead of projections."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, grid: Grid) -> Tensor:
         core: Any = copy.copy(holder.core)

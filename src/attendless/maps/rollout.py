@@ -1,9 +1,8 @@
-"""Attention rollout: what the last layer's tokens go back to, layer by layer, if every layer passes on half of what it
-got and mixes the other half by its map (Abnar and Zuidema, 2020).
+"""Attention rollout (Abnar and Zuidema, 2020): the contribution of each input token to the tokens of the last layer.
 
     R ← (½ I + ½ A) R        A the layer's map, averaged over heads
 
-Where tokens merge, a merged one goes back to the mean of what its parts did.
+A merged token has the mean contribution of its parts.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from .entry import entries, layers, numbers, seen_by_us
 
 @torch.no_grad()
 def rollout(model: nn.Module, images: Tensor) -> Tensor:
-    """How much of each token of the last layer comes from each token of the first, [B, tokens, tokens]."""
+    """The contribution of each token of the first layer to each token of the last, [B, tokens, tokens]."""
     model = seen_by_us(model)
     if len(numbers(model, None)) < len(layers(model)):
-        raise UserError("rollout goes through every layer, and some attend by timm's own: convert them")
+        raise UserError("rollout needs the maps of every layer, but some have timm's attention: convert the model")
     mixed, grid = torch.empty(0), None
     for given in entries(model, images, numbers(model, None)):
         now = given.context.grid
         if grid is None:
             mixed = torch.eye(now.tokens, device=images.device).expand(len(images), -1, -1)
         elif (grid.height, grid.width, grid.prefix) != (now.height, now.width, now.prefix):
-            raise UserError(f"rollout needs one grid for all layers; layer {given.layer} of this model has another")
+            raise UserError(f"rollout needs the same grid in all layers; layer {given.layer} of this model has another")
         elif grid is not now:
             mixed = _carried(mixed, grid, now)
         map_BNN = given.attention.map(given.x, given.context).mean(1).float()
@@ -38,6 +37,6 @@ def rollout(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def _carried(x: Tensor, before: Grid, now: Grid) -> Tensor:
-    """Values x [B, N, C] of the tokens before → of those now, each the mean over the places it stands for."""
+    """Values x [B, N, C] of the tokens before → of the tokens now, each the mean over its patches."""
     P = now.prefix
     return torch.cat([x[:, :P], now.averaged(before.restore(x)[:, P:])], dim=1)

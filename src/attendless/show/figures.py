@@ -1,4 +1,4 @@
-"""A matplotlib figure, made without a screen and without global state, with a hint if matplotlib is missing."""
+"""Matplotlib figures without a display and without global state, with an install hint if Matplotlib is missing."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def new_figure(width: float = 7, height: float = 4.5) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write the figure, whole or not at all, to a file whose ending names its format."""
+    """Write the figure atomically; the ending of the path sets the format."""
     path = Path(path)
     if path.suffix.lower() not in _FORMATS:
-        raise UserError(f"picture {str(path)!r}: expected a name ending in {', '.join(_FORMATS)}")
+        raise UserError(f"figure {str(path)!r}: expected a name ending in {', '.join(_FORMATS)}")
     with atomic(path) as temporary:
         figure.savefig(temporary, dpi=150, format=path.suffix[1:].lower(), metadata=picture_mark(path.suffix))

@@ -1,4 +1,4 @@
-"""What the self-contained pages share: one style, light and dark, and templates whose places are filled once each."""
+"""Shared parts of self-contained HTML pages: the style (light and dark), templates and tables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def template(name: str) -> str:
 
 
 def fill(text: str, parts: Mapping[str, str]) -> str:
-    """The text with each part at its place, `{{ name }}`; what a part holds is never searched for places."""
+    """Replace each `{{ name }}` by its part; parts are not searched for further placeholders."""
     for name, part in parts.items():
         before, _, after = text.partition(f"{{{{ {name} }}}}")
         text = before + part + after
@@ -24,7 +24,7 @@ def fill(text: str, parts: Mapping[str, str]) -> str:
 
 
 def table_html(heads: Sequence[str], rows: Sequence[Sequence[str]], *, text: Sequence[str] = ()) -> str:
-    """A table. Columns named in `text` hold words; a row that ends in `chosen` is emphasised."""
+    """An HTML table. Columns in `text` are text, others are numbers; a row that ends in `chosen` is emphasised."""
     kinds = [' class="text"' if head in text else "" for head in heads]
     lines = ["<tr>" + "".join(f"<th{kind}>{head}</th>" for kind, head in zip(kinds, heads, strict=True)) + "</tr>"]
     for row in rows:

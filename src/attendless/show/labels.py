@@ -1,13 +1,13 @@
-"""Where short labels fit beside the points of a plot, so that none hides another label or a point."""
+"""Positions of short labels beside the points of a plot without overlaps."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 Place = tuple[float, float]
-#: Half the room a label of two digits takes, and half that of a point.
+#: Half the size of a label of two digits, and half that of a point.
 LABEL, POINT = (8.0, 6.0), (3.0, 3.0)
-#: Where a label may stand, from its point: near before far, above before below.
+#: Candidate offsets of a label from its point: near before far, above before below.
 BESIDE = [
     (x * far, y * far)
     for far in (13, 19)
@@ -16,9 +16,9 @@ BESIDE = [
 
 
 def beside(points: Sequence[Place], wanted: Sequence[int], size: Place) -> dict[int, Place]:
-    """How far from its point each label `wanted` stands, the most wanted first, on paper of this `size`.
+    """Offsets of the labels in `wanted` (by priority) from their points, in a plot of this `size`.
 
-    All is in the same unit, a point of type. A label for which there is no room gets no place.
+    All values are in typographic points. A label without a free position is left out.
     """
     found: dict[int, Place] = {}
     taken: list[Place] = []

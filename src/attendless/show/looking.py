@@ -1,4 +1,4 @@
-"""Figures of what a patch looks at, for any attention."""
+"""Figures of the attention of a patch, for any attention."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def draw_maps(scene: Scene) -> Figure:
-    """what the patch looks at, layer by layer and head by head"""
+    """Attention of one patch, per layer and head."""
     found = scene.maps()
     heads = scene.heads or range(max(one.weights.shape[1] for one in found))
-    figure, axes = panels.sheet(len(found), 1 + len(heads), f"{scene.name}: what the patch looks at")
+    figure, axes = panels.sheet(len(found), 1 + len(heads), f"{scene.name}: attention of one patch")
     for row, one in zip(axes, found, strict=True):
         panels.picture(row[0], scene, one.grid)
         maps_of_layer = one.on_grid()[0, :, 0]
@@ -35,16 +35,16 @@ def draw_maps(scene: Scene) -> Figure:
             panels.heat(panel, scene, values)
             panels.mark(panel, scene, one.grid)
             panels.most(panel, values)
-        for panel in row[1 + len(maps_of_layer) :]:  # stages may differ in their heads
+        for panel in row[1 + len(maps_of_layer) :]:  # stages can have different numbers of heads
             panel.set_axis_off()
     panels.heads_of(axes, ["query", *(f"head {head}" for head in heads)], [f"layer {one.layer}" for one in found])
     return figure
 
 
 def draw_sparse(scene: Scene) -> Figure:
-    """query patch, keys it sees closely, its map, full attention's map (Sparsifiner's figure 3)
+    """Query patch, selected keys, the map, and the map of full attention (Sparsifiner's figure 3).
 
-    Heads are averaged, unless some are asked for: then each has a row.
+    Heads are averaged; selected heads have a row each.
     """
     rows = []
     for ours, full in zip(scene.maps(), scene.maps(dense=True), strict=True):
@@ -65,20 +65,20 @@ def draw_sparse(scene: Scene) -> Figure:
             panels.most(panel, values)
         for panel in row[1:]:
             panels.mark(panel, scene, grid)
-    closely = "seen closely" if scene.heads else "seen closely (share of heads)"
+    closely = "selected" if scene.heads else "selected (share of heads)"
     panels.heads_of(axes, ["query", closely, scene.attention_text, "full"], [name for name, *_ in rows])
     return figure
 
 
 def seen_closely(scene: Scene, given: Entry) -> Tensor:
-    """Which tokens the patch asked for sees as they are, head by head: bool [H, N]."""
+    """Tokens that the query patch sees without approximation, per head: bool [H, N]."""
     (query,) = patches_under(scene.query, given.context.grid, scene.image)
     with torch.no_grad():
         return given.attention.sees(given.x, given.context, query)[0]
 
 
 def draw_rollout(scene: Scene) -> Figure:
-    """attention rollout: where the class token's answer comes from, through all layers"""
+    """Attention rollout of the class token through all layers."""
     whose = "class token" if scene.model.num_prefix_tokens else "mean token"
     models = {scene.name: scene.model, "full attention": scene.dense}
     if scene.name == "full":
@@ -91,12 +91,12 @@ def draw_rollout(scene: Scene) -> Figure:
         values = on_grid(row, entry(model, scene.image, 0).context.grid)[0, 0]
         panels.heat(panel, scene, values)
         panels.most(panel, values)
-    panels.heads_of(axes, ["picture", *models], [""])
+    panels.heads_of(axes, ["image", *models], [""])
     return figure
 
 
 def draw_saturation(scene: Scene) -> Figure:
-    """how alike the maps of the layers are, and how much of each stays on the diagonal (LaViT's observation)"""
+    """Similarity of the layers' maps, and the share of each map on its diagonal (LaViT's observation)."""
     from .figures import new_figure
 
     alike, diagonal = saturation(scene)
@@ -104,10 +104,10 @@ def draw_saturation(scene: Scene) -> Figure:
     left, right = figure.subplots(1, 2, gridspec_kw={"wspace": 0.12})
     shown = left.imshow(alike.numpy(), cmap=panels.HEAT, vmin=0, vmax=1)
     figure.colorbar(shown, ax=left, label="cosine of their maps")
-    left.set(xlabel="layer", ylabel="layer", title="how alike layers look")
+    left.set(xlabel="layer", ylabel="layer", title="similarity of layers")
     right.plot(diagonal.numpy(), "o-", color="#0072b2")
-    right.axhline(1, color="grey", linestyle=":", label="as much as anywhere")
-    right.set(xlabel="layer", ylabel="attention to oneself (1: a row's mean)", title="diagonality", ylim=(0, None))
+    right.axhline(1, color="grey", linestyle=":", label="uniform attention")
+    right.set(xlabel="layer", ylabel="attention to itself (1: mean of a row)", title="diagonality", ylim=(0, None))
     right.legend(fontsize=8)
     figure.suptitle(f"{scene.name}: saturation", fontsize=10)
     return figure
@@ -117,7 +117,7 @@ def saturation(scene: Scene) -> tuple[Tensor, Tensor]:
     """Cosine of the maps of every two layers, averaged over heads, [L, L]; and N · mean A_ii of each layer [L]."""
     found = [one.weights[0].flatten(1) for one in maps(scene.model, scene.image)]
     if len({one.shape for one in found}) > 1:
-        raise UserError("saturation compares layers on one grid with as many heads; those of this model differ")
+        raise UserError("saturation compares layers with the same grid and number of heads; those of this model differ")
     stack = torch.nn.functional.normalize(torch.stack(found), dim=-1)
     tokens = round(found[0].shape[1] ** 0.5)
     diagonal = torch.stack(found).unflatten(-1, (tokens, tokens)).diagonal(dim1=-2, dim2=-1).mean((1, 2))

@@ -1,5 +1,5 @@
-"""Figures of how particular mechanisms choose what to look at: Sparsifiner's predictor, foveal's cells, fixed patterns,
-and the tokens that reducers leave."""
+"""Figures of particular mechanisms: Sparsifiner's predictor, foveal's cells, fixed patterns, and the tokens that remain
+after token reduction."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .scene import Scene
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: What Sparsifiner's first figure sets beside it, and BBViT's parts of BigBird.
+#: The fixed patterns in Sparsifiner's first figure, and the parts of BigBird in BBViT's.
 FIXED = {"windows": "window:size=7", "axial": "axial", "BigBird": "bigbird:block=2"}
 PARTS = {
     "random": "bigbird:block=2,window=0,globals=0",
@@ -38,7 +38,7 @@ PARTS = {
 
 
 def draw_patterns(scene: Scene) -> Figure:
-    """patterns fixed beforehand beside the keys this model chooses (Sparsifiner's figure 1)"""
+    """Fixed patterns beside the keys that this model selects (Sparsifiner's figure 1)."""
     given = entry(scene.model, scene.image, scene.layers[-1])
     grid = given.context.grid
     (query,) = patches_under(scene.query, grid, scene.image)
@@ -58,13 +58,13 @@ def draw_patterns(scene: Scene) -> Figure:
 
 def _fixed(spec: str, grid: Grid, query: int) -> Tensor:
     if grid.reduced:
-        raise UserError("fixed patterns are drawn on whole grids: choose a layer before tokens leave")
+        raise UserError("fixed patterns need a complete grid: select a layer before token reduction")
     attention = create(spec, 8, 1, grid=grid)
     return attention.sees(torch.randn(1, grid.tokens, 8), Context(grid), query)[0, 0]
 
 
 def draw_bigbird(scene: Scene) -> Figure:
-    """BigBird's parts and their sum, every query against every key (BBViT's figure 1)"""
+    """The parts of BigBird's pattern and their union, queries × keys (BBViT's figure 1)."""
     grid = entry(scene.model, scene.image, scene.layers[0]).context.grid.whole()
     figure, axes = panels.sheet(2, len(PARTS), "BigBird on this model's grid", 2.0)
     for column, spec in zip(axes.T, PARTS.values(), strict=True):
@@ -81,7 +81,7 @@ def draw_bigbird(scene: Scene) -> Figure:
 
 
 def draw_low_rank(scene: Scene) -> Figure:
-    """full attention, Sparsifiner's low-rank guess, and the sparse map made by it (Sparsifiner's figure 5)"""
+    """Full attention, Sparsifiner's low-rank prediction, and the sparse map (Sparsifiner's figure 5)."""
     ours, full = scene.maps(), scene.maps(dense=True)
     figure, axes = panels.sheet(len(ours), 4, "full, low-rank and sparse, averaged over heads")
     for row, one, dense, given in zip(axes, ours, full, _predicting(scene, scene.layers), strict=True):
@@ -100,13 +100,13 @@ def draw_low_rank(scene: Scene) -> Figure:
 
 
 def draw_basis(scene: Scene, most: int = 12) -> Figure:
-    """the sparse basis W_up, a row of it a panel (Sparsifiner's figure 6)"""
+    """The sparse basis W_up, one row per panel (Sparsifiner's figure 6)."""
     found = []
     for given in _predicting(scene, scene.layers):
         grid = given.context.grid.whole()
         with torch.no_grad():
             rows = given.attention.sparse_basis(grid)[grid.prefix :]
-        rows = rows[torch.linspace(0, len(rows) - 1, min(most, len(rows))).round().long()]  # spread over all of them
+        rows = rows[torch.linspace(0, len(rows) - 1, min(most, len(rows))).round().long()]  # evenly spaced
         found.append(on_grid(rows[None], grid)[0])
     count = min(len(rows) for rows in found)
     figure, axes = panels.sheet(len(found), count, f"the sparse basis: {count} rows of W_up on the grid", 1.0)
@@ -118,7 +118,7 @@ def draw_basis(scene: Scene, most: int = 12) -> Figure:
 
 
 def draw_coefficients(scene: Scene) -> Figure:
-    """the coefficients of every query, layer by layer, of one head (Sparsifiner's figure 7)"""
+    """The coefficients of every query in one head, per layer (Sparsifiner's figure 7)."""
     head = (scene.heads or (0,))[0]
     found = _predicting(scene, numbers(scene.model, None))
     columns = min(6, len(found))
@@ -130,7 +130,7 @@ def draw_coefficients(scene: Scene) -> Figure:
         with torch.no_grad():
             q, k, _ = given.attention.project(given.x)
             values = given.attention.coefficients(q, k, given.context.grid)[0, head]
-        top = float(values[:, given.context.grid.prefix :].max())  # a class token would outshine the patches
+        top = float(values[:, given.context.grid.prefix :].max())  # the class token has larger values than the patches
         panel.imshow(values.numpy(), cmap=panels.HEAT, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
         panel.set_xlabel(f"patches: up to {top:.1%}", fontsize=7)
         panel.set_title(f"layer {given.layer}", fontsize=8)
@@ -140,26 +140,26 @@ def draw_coefficients(scene: Scene) -> Figure:
 
 
 def _predicting(scene: Scene, layers: Sequence[int]) -> list[Any]:
-    """What enters the layers, whose attentions must be sparsifiner's."""
+    """The inputs of the layers; raises unless their attention is sparsifiner."""
     found = list(entries(scene.model, scene.image, layers))
     for given in found:
         if not isinstance(given.attention, HasPredictor):
-            what = f"layer {given.layer} attends with {given.attention.spec}, which predicts nothing"
-            raise UserError(f"{what}: this figure is of sparsifiner")
+            what = f"layer {given.layer} has attention {given.attention.spec}"
+            raise UserError(f"{what}: this figure needs sparsifiner")
     return found
 
 
 def draw_foveal(scene: Scene) -> Figure:
-    """the picture as the patch sees it: sharp where it looks, blurred elsewhere"""
+    """The image as one patch sees it: some cells sharp, the others blurred."""
     rows = list(entries(scene.model, scene.image, scene.layers))
     heads = scene.heads or tuple(range(min(given.attention.num_heads for given in rows)))
-    figure, axes = panels.sheet(len(rows), len(heads), f"as the patch sees it: {rows[0].attention.spec}", 2.0)
+    figure, axes = panels.sheet(len(rows), len(heads), f"the image as one patch sees it: {rows[0].attention.spec}", 2.0)
     height, width = scene.image.shape[-2:]
     for panel_row, given in zip(axes, rows, strict=True):
         grid, seen = given.context.grid, seen_closely(scene, given)
         side = getattr(given.attention, "layout", lambda grid: None)(grid)
         if side is None:
-            raise UserError(f"layer {given.layer} attends with {given.attention.spec}: this figure is of foveal")
+            raise UserError(f"layer {given.layer} has attention {given.attention.spec}: this figure needs foveal")
         blurred = _blurred(scene.view, side.cell * height // grid.height, side.cell * width // grid.width)
         for panel, head in zip(panel_row, heads, strict=True):
             mask = on_grid(seen[head][None, None].float(), grid)[0, 0] > 0
@@ -172,7 +172,7 @@ def draw_foveal(scene: Scene) -> Figure:
 
 
 def _blurred(view: np.ndarray, tall: int, wide: int) -> np.ndarray:
-    """Each block of the picture in its mean colour."""
+    """Each block of the image in its mean colour."""
     out = np.empty_like(view)
     for y in range(0, view.shape[0], tall):
         for x in range(0, view.shape[1], wide):
@@ -181,19 +181,19 @@ def _blurred(view: np.ndarray, tall: int, wide: int) -> np.ndarray:
 
 
 def draw_tokens(scene: Scene) -> Figure:
-    """the tokens left in each layer: a merged one in its mean colour, a dropped one dark"""
+    """The remaining tokens of each layer: a merged one in its mean colour, a dropped one dark."""
     found = [(given.layer, given.context.grid) for given in entries(scene.model, scene.image, scene.layers)]
-    figure, axes = panels.sheet(1, 1 + len(found), f"tokens left by {scene.model.tokens or 'nothing'}", 2.2)
+    figure, axes = panels.sheet(1, 1 + len(found), f"tokens after {scene.model.tokens or 'no reduction'}", 2.2)
     panels.picture(axes[0, 0], scene)
     for panel, (layer, grid) in zip(axes[0, 1:], found, strict=True):
         panel.imshow(_patchwork(scene, grid), interpolation="nearest")
         panel.set_title(f"layer {layer}: {grid.patches}", fontsize=8)
-    axes[0, 0].set_title("picture", fontsize=8)
+    axes[0, 0].set_title("image", fontsize=8)
     return figure
 
 
 def _patchwork(scene: Scene, grid: Grid) -> np.ndarray:
-    """The picture, patch by patch, each in the mean colour of what its token stands for, with lines between tokens."""
+    """The image with each patch in the mean colour of its token, and lines between tokens."""
     view = torch.from_numpy(scene.view.copy()).permute(2, 0, 1)[None]
     small = torch.nn.functional.adaptive_avg_pool2d(view, (grid.height, grid.width)).flatten(2).transpose(1, 2)
     whole = torch.cat([small.new_zeros(1, grid.prefix, 3), grid.averaged(small)], dim=1)

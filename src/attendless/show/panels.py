@@ -1,5 +1,7 @@
-"""What figures of a scene are put together from: a sheet of panels, the picture, a map laid over it, the patch asked
-for. Colours can be told apart by everybody: from dark blue, little, to yellow, much."""
+"""Parts of figures: a sheet of panels, the image, an overlaid map, the query patch.
+
+The colour map is readable with colour vision deficiency: dark blue is low, yellow is high.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ def heads_of(panels: Any, columns: Sequence[str], rows: Sequence[str]) -> None:
 
 
 def picture(axes: Any, scene: Scene, grid: Grid | None = None) -> None:
-    """The picture, and on `grid` the patch asked for."""
+    """Draw the image and the query patch on `grid`."""
     axes.imshow(scene.view, extent=_extent(scene), interpolation="nearest")
     if grid is not None:
         mark(axes, scene, grid)
@@ -53,12 +55,12 @@ def mark(axes: Any, scene: Scene, grid: Grid) -> None:
     (row, column), (height, width) = scene.place(grid), scene.image.shape[-2:]
     tall, wide = height / grid.height, width / grid.width
     frame = Rectangle((column * wide, row * tall), wide, tall, fill=False, edgecolor=MARK, linewidth=1.4)
-    frame.set_path_effects([withStroke(linewidth=2.6, foreground="white")])  # seen on every colour
+    frame.set_path_effects([withStroke(linewidth=2.6, foreground="white")])  # visible on every colour
     axes.add_patch(frame)
 
 
 def heat(axes: Any, scene: Scene, values: Tensor | np.ndarray, *, most: float | None = None, over: bool = True) -> Any:
-    """A map [rows, columns], from nothing to its most, over the greyed picture or alone."""
+    """Draw a map [rows, columns], scaled to its maximum, over the grey image or alone."""
     extent = _extent(scene)
     if over:
         axes.imshow(scene.view.mean(-1), cmap="gray", vmin=0, vmax=1, extent=extent)
@@ -70,7 +72,7 @@ def heat(axes: Any, scene: Scene, values: Tensor | np.ndarray, *, most: float | 
 
 
 def most(axes: Any, values: Tensor) -> None:
-    """Say below a map what its brightest patch gets."""
+    """Write the largest value below a map."""
     axes.set_xlabel(f"up to {float(values.max()):.1%}", fontsize=7)
 
 

@@ -1,4 +1,4 @@
-"""A picture as a model sees it, and what of it is to be shown: what every figure of `attendless show` is drawn from."""
+"""An image, a model, and the layers, heads and query to show: the input of every figure of `attendless show`."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ..measure.accuracy import preprocessing
 from ..measure.subject import attention_of
 
 Pixel = tuple[float, float]
-#: Larger pictures are made smaller before it is found out where their pixels go.
+#: Larger images are downsampled before `pixel_seen` traces their pixels.
 _PROBE = 2_000_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """`image` [1, 3, h, w] enters the `model`; `view` [h, w, 3] is the same for eyes, 0 to 1. `query` is a pixel of the
-    view, `layers` and `heads` what is to be shown."""
+    """`image` [1, 3, h, w] is the input of `model`; `view` [h, w, 3] is the same without normalisation, 0 to 1. `query`
+    is a pixel of the view; `layers` and `heads` are those to show."""
 
     model: nn.Module
     image: Tensor
@@ -39,16 +39,16 @@ class Scene:
     heads: tuple[int, ...] | None
 
     def maps(self, *, dense: bool = False, layers: Sequence[int] | None = None) -> list[Map]:
-        """What the patch asked for looks at, in the layers asked for."""
+        """The attention of the query patch in the selected layers."""
         return maps(self.dense if dense else self.model, self.image, layers or self.layers, self.heads, self.query)
 
     @cached_property
     def dense(self) -> Any:
-        """The model with full attention and every token."""
+        """The model with full attention and without token reduction."""
         return with_full_attention(self.model)
 
     def place(self, grid: Grid) -> tuple[int, int]:
-        """The row and column of the patch asked for."""
+        """Row and column of the query patch."""
         height, width = self.image.shape[-2:]
         return int(self.query[1] * grid.height / height), int(self.query[0] * grid.width / width)
 
@@ -62,7 +62,7 @@ class Scene:
 
     @property
     def name(self) -> str:
-        """What is shown, in a word or two."""
+        """A short name of the model, for titles."""
         return f"{self.attention_text} with {self.tokens_text}" if self.tokens_text else self.attention_text
 
 
@@ -76,7 +76,7 @@ def scene(
     layers: str | Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
 ) -> Scene:
-    """Run `model` on `picture` for the figures.
+    """Preprocess an image for the figures of a model.
 
     `query` is a pixel of the image file; without it, the centre of the crop is the query. `layers` are numbers, or a
     text such as `0,3-5`, as in `convert`; without them, up to four are shown.
@@ -99,23 +99,23 @@ def scene(
 
 
 def with_full_attention(model: nn.Module) -> Any:
-    """The model with full attention and every token, wherever that pays or not."""
+    """A copy of the model with full attention and without token reduction."""
     return convert(model, "full", tokens="none", below_breakeven="keep").eval()
 
 
 def spread(layers: Sequence[int], count: int = 4) -> list[int]:
-    """Up to `count` of the layers, from the first to the last."""
+    """Up to `count` layers, evenly spaced from the first to the last."""
     return sorted({layers[round(i * (len(layers) - 1) / max(1, count - 1))] for i in range(count)})
 
 
 def pixel_seen(pixel: Pixel, size: tuple[int, int], transform: Any) -> Pixel:
-    """Where a pixel (x, y) of a picture of `size` (width, height) is in what the transform makes of it.
+    """The position of a pixel (x, y) of an image of `size` (width, height) after the transform.
 
-    The picture's coordinates go through the transform's own steps, so whatever those do is taken into account.
+    Applies the steps of the transform to images of coordinates, so it works for every transform.
     """
     (x, y), (width, height) = pixel, size
     if not (0 <= x < width and 0 <= y < height):
-        raise UserError(f"query {x:g},{y:g} is not in the picture: expected x,y below {width},{height}")
+        raise UserError(f"query {x:g},{y:g} is outside the image: expected x,y below {width},{height}")
     shrink = max(1.0, (width * height / _PROBE) ** 0.5)
     small = (max(1, round(width / shrink)), max(1, round(height / shrink)))
     rows, columns = np.mgrid[: small[1], : small[0]].astype(np.float32)
@@ -126,12 +126,12 @@ def pixel_seen(pixel: Pixel, size: tuple[int, int], transform: Any) -> Pixel:
     step = max(width / across.shape[1], height / across.shape[0])
     if far[row, column] > 2 * step:
         low, high = f"{across.min():.0f},{down.min():.0f}", f"{across.max():.0f},{down.max():.0f}"
-        raise UserError(f"query {x:g},{y:g} is cropped away: the model sees the picture from {low} to {high}")
+        raise UserError(f"query {x:g},{y:g} is outside the crop: the model sees the image from {low} to {high}")
     return float(column), float(row)
 
 
 def _geometry(transform: Any, values: np.ndarray) -> np.ndarray:
-    """Values on the picture's pixels, moved as the transform moves pixels."""
+    """Apply the geometric steps of the transform to values per pixel."""
     found: Any = Image.fromarray(values, mode="F")
     for step in transform.transforms:
         moved = step(found)
@@ -142,7 +142,7 @@ def _geometry(transform: Any, values: np.ndarray) -> np.ndarray:
 
 
 def for_eyes(image: Tensor, transform: Any) -> np.ndarray:
-    """What enters the model [3, h, w], with its normalisation undone: [h, w, 3]."""
+    """The input of the model [3, h, w] without normalisation: [h, w, 3]."""
     for step in transform.transforms:
         if hasattr(step, "mean") and hasattr(step, "std"):
             mean, std = (torch.as_tensor(value).reshape(-1, 1, 1) for value in (step.mean, step.std))

@@ -1,4 +1,4 @@
-"""Training and distillation. Names are looked up when asked for, so that a recipe does not import the training loop."""
+"""Training and distillation. Names are imported on first use, so that a recipe does not import the training loop."""
 
 import importlib
 from typing import Any

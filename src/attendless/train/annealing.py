@@ -1,4 +1,4 @@
-"""Token reduction that sets in little by little: reducers are told how far it has come, as a function of the step."""
+"""Gradual token reduction: sets the strength of every reducer as a function of the step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..tokens import Reducer
 
 
 def strength(epoch: float, between: Sequence[float]) -> float:
-    """How far token reduction has come: 0 up to the first of two epochs, 1 from the last on; 1 where none are named."""
+    """Strength of token reduction: 0 up to the first of two epochs, 1 from the last on; 1 without epochs."""
     if not between:
         return 1.0
     first, last = between[0], between[-1]
@@ -20,7 +20,7 @@ def strength(epoch: float, between: Sequence[float]) -> float:
 
 
 def anneal(model: nn.Module, progress: float) -> None:
-    """Tell every reducer in `model` how far it has come."""
+    """Set the strength of every reducer in `model`."""
     for module in model.modules():
         if isinstance(module, Reducer):
             module.anneal(progress)

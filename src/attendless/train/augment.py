@@ -1,6 +1,6 @@
-"""What becomes of a picture on its way into a model, as the recipe asks for it: timm's transforms and mixup.
+"""Preprocessing and augmentation of images by the settings of a recipe: timm's transforms and mixup.
 
-They draw from the global generators; `attendless.randomness` makes every draw a function of where it is used.
+They draw from the global generators; `attendless.randomness` seeds these for each image and step.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .recipe import Recipe
 
 
 def train_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> Callable[[Any], Tensor]:
-    """timm's training transform as the recipe asks for it."""
+    """timm's training transform with the settings of the recipe."""
     if recipe.crop == "none":
-        # The picture as it is: resized, perhaps mirrored, perhaps with its colours changed.
+        # No crop: resize and flip only.
         whole: Any = create_transform(
             (3, *size), is_training=True, no_aug=True, mean=mean, std=std, interpolation=_interpolation(recipe)
         )
@@ -49,7 +49,7 @@ def train_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) 
 
 
 def _posterize(image: Image.Image, bits: int, **_: Any) -> Image.Image:
-    """timm's own asks for 0 bits at the highest strength, which Pillow refuses; 1 is the least there is."""
+    """At the highest strength timm passes 0 bits, which Pillow rejects; use at least 1."""
     return ImageOps.posterize(image, min(8, max(1, bits)))
 
 
@@ -58,7 +58,7 @@ def eval_transform(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -
 
 
 def preparation(recipe: Recipe, size: tuple[int, int], mean: Any, std: Any) -> dict[str, Any]:
-    """How pictures are prepared to judge a model, in timm's words: what evaluation does is what a saved file says."""
+    """Preprocessing for evaluation in timm's keys, also stored in saved files."""
     return {
         "input_size": (3, *size),
         "mean": tuple(mean),
@@ -74,9 +74,9 @@ def _interpolation(recipe: Recipe) -> str:
 
 
 class Mix:
-    """Labels → soft targets, with mixup or cutmix where the recipe asks. Draws depend on (seed, step) alone.
+    """Labels → soft targets, with mixup or cutmix if the recipe sets them. Draws depend on (seed, step) alone.
 
-    Pictures are mixed in pairs (i, B-1-i) of the batch; `loader.shares` keeps each pair in one process.
+    Images are mixed in pairs (i, B-1-i) of the batch; `loader.shares` keeps each pair in one process.
     """
 
     def __init__(self, recipe: Recipe, classes: int) -> None:

@@ -1,7 +1,7 @@
-"""Checkpoints: one self-checking file each, written whole or not at all.
+"""Checkpoints: one file each with a digest, written atomically.
 
-A checkpoint is a tree of dicts, lists, numbers, texts and tensors. The tensors go into a safetensors file; the rest is
-JSON in its header, next to a digest of everything. Nothing is ever unpickled.
+A checkpoint is a tree of dicts, lists, numbers, strings and tensors. The tensors go into a safetensors file; the rest
+is JSON in its header, with a digest of everything. Checkpoints contain no pickle.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FORMAT = "attendless checkpoint 1"
 
 
 class Damaged(UserError):
-    """A checkpoint that cannot be trusted; the text names the file and what is wrong with it."""
+    """A damaged checkpoint; the message names the file and the cause."""
 
 
 def save(path: str | Path, tree: Any) -> None:
@@ -34,13 +34,13 @@ def save(path: str | Path, tree: Any) -> None:
 
 
 def load(path: str | Path) -> Any:
-    """The tree that was saved, bit for bit, or `Damaged`."""
+    """The saved tree, bit-identical; raises `Damaged`."""
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             if header.get("format") != _FORMAT:
                 raise Damaged(f"{str(path)!r} is not a checkpoint of attendless")
-            # Copies, because a file's bytes lie in memory as they come, and unaligned values may round differently.
+            # Copies: tensors mapped from a file may be unaligned, and kernels can round differently on unaligned data.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dict)
         if header.get("digest") != digest(header["tree"], tensors):
             raise Damaged(f"{str(path)!r} is damaged: its content does not match its checksum")
@@ -52,7 +52,7 @@ def load(path: str | Path) -> Any:
 
 
 class Store:
-    """The checkpoints of one run: `step-N.safetensors` in a folder, of which the last `keep` remain."""
+    """The checkpoints of one run: `step-N.safetensors` in a folder, of which the last `keep` are kept."""
 
     def __init__(self, folder: str | Path, keep: int = 3) -> None:
         self.folder, self.keep = Path(folder), keep
@@ -70,7 +70,7 @@ class Store:
             self.path(old).unlink(missing_ok=True)
 
     def read(self, say: Callable[[str], None]) -> Any | None:
-        """The newest sound checkpoint, or None where there is none yet; damaged ones are named through `say`."""
+        """The newest valid checkpoint, or None if there is none; reports damaged ones through `say`."""
         for leftover in self.folder.glob(".*.tmp"):
             leftover.unlink(missing_ok=True)
         damaged: list[Path] = []
@@ -78,11 +78,11 @@ class Store:
             try:
                 tree = load(self.path(step))
             except Damaged as error:
-                say(f"{error}. Falling back to the checkpoint before it")
+                say(f"{error}. Using the previous checkpoint")
                 damaged.append(self.path(step))
                 continue
             for path in damaged:
-                # Out of the way, or it would outlive the sound ones when old checkpoints are removed.
+                # Rename, so that it does not count among the checkpoints to keep.
                 path.replace(path.with_suffix(".damaged"))
             return tree
         if damaged:
@@ -91,10 +91,10 @@ class Store:
 
 
 def _strip(tree: Any, tensors: dict[str, Tensor], names: dict[Any, str]) -> Any:
-    """The tree as JSON, its tensors moved into `tensors`. Tensors that share memory are stored once."""
+    """The tree as JSON, with its tensors moved to `tensors`. Tensors that share memory are stored once."""
     if isinstance(tree, Tensor):
         value = tree.detach().cpu().contiguous()
-        if value.untyped_storage().nbytes() != value.nbytes:  # part of something larger
+        if value.untyped_storage().nbytes() != value.nbytes:  # a view of a larger tensor
             value = value.clone()
         place = (value.data_ptr(), value.shape, value.dtype) if value.numel() else len(names)
         name = names.setdefault(place, str(len(names)))

@@ -1,4 +1,4 @@
-"""A disk that is full, or that cannot be written for another reason, while a run is under way."""
+"""Errors of a full or read-only disk during a run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..errors import UserError
 
 @contextlib.contextmanager
 def goes_on_later(out: Path) -> Iterator[None]:
-    """Tell of a failure to write in one line. Every file of a run is whole at any moment, so nothing is lost by it."""
+    """Report a write error as `UserError`. Files are written atomically, so the run can be resumed."""
     try:
         yield
-    except BrokenPipeError:  # whoever read the messages has left: no concern of the disk's
+    except BrokenPipeError:  # the reader of the output has closed it
         raise
     except (OSError, SafetensorError) as error:
         reason, where = getattr(error, "strerror", None) or error, getattr(error, "filename", None) or out
         raise UserError(
-            f"cannot write {str(where)!r}: {reason}. Nothing is lost: once this is put right, the same command goes on "
-            "where it was"
+            f"cannot write {str(where)!r}: {reason}. Nothing is lost: after the correction, the same command "
+            "resumes the run"
         ) from None

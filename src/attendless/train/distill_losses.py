@@ -1,17 +1,17 @@
-"""Distillation: a student that attends less learns to answer as its teacher does.
+"""Distillation: losses that train a student with efficient attention to reproduce its teacher.
 
-The loss is a weighted sum of terms, any of which may be left out:
+The loss is a weighted sum of terms; a weight of 0 removes a term:
 
-    label    cross-entropy with the labels (needs labelled pictures)
-    logits   KL(teacher ‖ student) of the softened answers, × temperature²
-    tokens   mean squared difference of the patch tokens after the last norm, over the tokens the student kept; one that
-             stands for several is compared with the mean of the teacher's, and counts for as many as it stands for
-    patches  cross-entropy of every patch's answer with the teacher's (`labelling`), for models with a head for patches
+    label    cross-entropy with the labels (needs labelled images)
+    logits   KL(teacher ‖ student) of the softened logits, × temperature²
+    tokens   mean squared difference of the patch tokens after the last norm, over the tokens that the student keeps; a
+             merged token is compared with the mean of its patches and weighted by their number
+    patches  cross-entropy of each patch's prediction with the teacher's (`labelling`), for models with a patch head
     maps     squared difference of the attention maps, summed over keys, averaged over queries, heads and layers; every
-             layer of the student is shown the teacher's tokens, so its errors do not spoil the next one's lesson
-    extra    whatever the student's attentions and reducers ask to be minimised, through the context
+             layer of the student receives the teacher's tokens, so errors do not accumulate over layers
+    extra    losses that the student's attentions and reducers define, through the context
 
-With `mixtoken` the student sees patches of two images in one, and the teacher's lessons are mixed alike.
+With `mixtoken`, patches of two images are mixed in the student's input, and the teacher's targets accordingly.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Distillation(nn.Module):
         if self.weights.get("maps") and not (
             isinstance(student, ColumnarBackbone) and isinstance(teacher, ColumnarBackbone)
         ):
-            raise UserError("the maps loss goes through both models layer by layer: it needs columnar models")
+            raise UserError("the maps loss compares both models layer by layer: it needs isotropic models (`Columnar`)")
         if self.mixtoken and not isinstance(student, ColumnarBackbone):
-            raise UserError("mixtoken mixes the tokens of whole grids: it needs a columnar model")
+            raise UserError("mixtoken mixes the tokens of complete grids: it needs an isotropic model (`Columnar`)")
         if self.weights.get("patches") and not answers_patches(student):
             raise UserError(
-                f"the patches loss teaches a head for patches, and {type(student).__name__} has none: LV-ViT has one"
+                f"the patches loss trains a patch head, and {type(student).__name__} has none; LV-ViT has one"
             )
 
     def forward(self, images: Tensor, targets: Tensor) -> dict[str, Tensor]:
@@ -66,7 +66,7 @@ class Distillation(nn.Module):
         if weights.get("maps"):
             taught, terms["maps"] = map_lessons(self.model, teacher, images)
         if not any(weights.get(name, name == "extra") for name in ("label", "logits", "tokens", "patches", "extra")):
-            return weighted(terms, weights)  # nobody asks what the student answers
+            return weighted(terms, weights)  # no term needs the outputs of the student
         if taught is None and any(weights.get(name) for name in ("logits", "tokens", "patches")):
             with torch.no_grad():
                 taught = outputs(teacher, images)
@@ -93,7 +93,7 @@ class Distillation(nn.Module):
 
 
 class Lessons(NamedTuple):
-    """What a teacher teaches: its answers [B, classes], its patch tokens, and its labels [B, n, classes] of them."""
+    """Targets from the teacher: logits [B, classes], patch tokens, and patch labels [B, n, classes]."""
 
     logits: Tensor
     tokens: Tensor
@@ -108,42 +108,41 @@ class Lessons(NamedTuple):
         return cls(taught.logits, taught.features[:, grid.prefix :], labels)
 
     def mixed(self, box: Box) -> Lessons:
-        """Of images whose tokens were mixed: answers by area, patches by place."""
+        """Targets for mixed images: logits by area, patches by position."""
         logits = box.images(self.logits.float().softmax(-1)).clamp(min=1e-12).log()
         return Lessons(logits, box.patches(self.tokens), None if self.labels is None else box.patches(self.labels))
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """KL(teacher ‖ student) × T², averaged over the batch; the factor keeps gradients of one size."""
+    """KL(teacher ‖ student) × T², averaged over the batch; the factor makes the size of gradients independent of T."""
     student, teacher = (F.log_softmax(logits.float() / temperature, dim=-1) for logits in (student, teacher))
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
 
 
 def token_difference(student: Output, theirs: Tensor) -> Tensor:
-    """Mean squared difference of the student's patch tokens from the teacher's [B, N, C], over those it kept: each from
-    the mean of those it stands for, and as often as it counts."""
+    """Mean squared difference of the student's remaining patch tokens from the teacher's [B, N, C]. A merged token is
+    compared with the mean of its patches and weighted by their number."""
     ours, sizes = student.features, None
     if student.context is not None:
         grid = student.context.grid
         ours, theirs, sizes = ours[:, grid.prefix :], grid.averaged(theirs), grid.sizes
     if ours.shape != theirs.shape:
-        raise UserError(f"the tokens loss compares like with like: {tuple(ours.shape)} and {tuple(theirs.shape)}")
+        raise UserError(f"the tokens loss needs equal shapes, not {tuple(ours.shape)} and {tuple(theirs.shape)}")
     apart = (ours.float() - theirs.float()).square().mean(-1)
     if sizes is None:
         return apart.mean()
-    weight = sizes.detach().float()  # what only stays in part, masked in training, is no lesson in staying
+    weight = sizes.detach().float()  # the loss must not train the soft masks that some reducers use in training
     return (apart * weight).sum() / weight.sum()
 
 
 def map_lessons(student: Any, teacher: Any, images: Tensor) -> tuple[Output, Tensor]:
-    """Show every layer of the student the tokens that enter the teacher's; return the teacher's answer, and how far
-    the student's maps are from the teacher's.
+    """Pass the teacher's tokens to every layer of the student; return the teacher's output and the difference of maps.
 
-    A layer's maps exist only while that layer is compared. They are computed again for the backward pass, so no more
-    than one layer's maps are ever in memory, and only the tokens that enter each layer are kept.
+    The maps of a layer exist only while that layer is compared, and the backward pass computes them again. So at most
+    one layer's maps are in memory, besides the input tokens of each layer.
     """
     if len(student.blocks) != len(teacher.blocks):
-        raise UserError("the maps loss compares layer with layer: student and teacher have different depths")
+        raise UserError("the maps loss compares layer by layer, but student and teacher have different depths")
     with torch.no_grad():
         *entered, (_, x, context) = teacher.walk(*teacher.embed(images))
         taught = collect(teacher, teacher.norm(x), context)
@@ -155,7 +154,7 @@ def map_lessons(student: Any, teacher: Any, images: Tensor) -> tuple[Output, Ten
 
 
 def map_difference(student: Any, teacher: Any, x: Tensor, context: Context) -> Tensor:
-    """How far the student's map is from the teacher's, of two layers that see the same tokens."""
+    """Difference of the maps of a student's and a teacher's layer for the same input tokens."""
     with torch.no_grad():
         target = teacher.attn.map(teacher.norm1(x), context)
     return map_loss(student.attn, student.norm1(x), target, context)

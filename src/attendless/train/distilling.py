@@ -1,4 +1,4 @@
-"""`distill`: recipes as phases, and the run that goes through them."""
+"""`distill`: recipes as lists of phases, and the run over them."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ from .training import (
     set_drop,
 )
 
-#: How many pictures an attention that can be fitted without training is fitted to, before it learns.
+#: Images to which an attention is fitted before training, if it can be fitted.
 FITTED_TO = 32
-#: In `Phase.trained`: the parameters that the teacher does not have, and those it has.
+#: In `Phase.trained`: parameters that the teacher lacks, and those that it has.
 NEW, OLD = "new", "old"
 
 
 @dataclasses.dataclass(frozen=True)
 class Losses(Options):
-    """The weight of each term; see `distill_losses` for what they are."""
+    """The weight of each loss term; `distill_losses` defines the terms."""
 
     label: float = option(0.0, "cross-entropy with the labels", low=0)
-    logits: float = option(0.0, "KL divergence from the teacher's answers", low=0)
+    logits: float = option(0.0, "KL divergence from the teacher's logits", low=0)
     tokens: float = option(0.0, "squared difference of the last layer's tokens", low=0)
     maps: float = option(0.0, "squared difference of the attention maps", low=0)
-    patches: float = option(0.0, "cross-entropy of every patch's answer with the teacher's, for LV-ViT", low=0)
-    extra: float = option(1.0, "what the attentions and reducers themselves ask to be minimised", low=0)
-    temperature: float = option(1.0, "softens both answers in the logits term", low=0.01)
+    patches: float = option(0.0, "cross-entropy of each patch's prediction with the teacher's, for LV-ViT", low=0)
+    extra: float = option(1.0, "losses that attentions and reducers define", low=0)
+    temperature: float = option(1.0, "temperature of both softmaxes in the logits term", low=0.01)
     mixtoken: float = option(0.0, "MixToken's alpha: patches of two images in one; 0 for none, 1 in LV-ViT", low=0)
 
 
@@ -59,12 +59,12 @@ _STUDENT = Recipe(weight_decay=0.05, warmup_lr=0.0, crop_scale=(0.35, 1.0), crop
 
 
 def imitate() -> list[Phase]:
-    """The student learns its teacher's answers and last tokens, no labels needed. New parameters, if the attention
-    has any, first learn the same alone.
+    """Trains on the teacher's logits and last-layer tokens, without labels. If the attention has new parameters, they
+    are trained alone first.
 
     attendless distill deit_tiny_patch16_224 --weights F --attention sparsifiner:keep=0.25 --data DIR
-    Expected: about 1.4 points below the teacher (docs/results/sparsifiner.md, where the first phase kept 0.1). Time:
-    40 minutes on one core for 1,800 pictures.
+    Expected: about 1.4 points below the teacher (docs/results/sparsifiner.md, where the first phase used keep=0.1).
+    Time: 40 minutes on one core for 1,800 images.
     """
     new = dataclasses.replace(_STUDENT, epochs=2, batch=16, lr=1e-3, min_lr=1e-5, warmup=0.1)
     whole = dataclasses.replace(_STUDENT, epochs=3, batch=32, lr=1e-4, min_lr=1e-6, warmup=0.5, clip=1.0)
@@ -75,10 +75,10 @@ def imitate() -> list[Phase]:
 
 
 def sparsifiner() -> list[Phase]:
-    """Sparsifiner's two phases: predictors from the teacher's maps, then everything from labels and teacher.
+    """Sparsifiner's two phases: predictors on the teacher's maps, then all parameters on labels and teacher.
 
     attendless distill deit_small_patch16_224 --weights F --attention sparsifiner:keep=0.1 --recipe sparsifiner …
-    Expected: 79.42 top-1 (from the paper, not re-run). Time: not measured; it wants GPUs.
+    Expected: 79.42 top-1 (from the paper, not re-run). Time: not measured; requires GPUs.
     """
     both = Recipe(
         batch=1344, warmup=3, warmup_lr=0.0, weight_decay=0.05, ema=0.9999, smoothing=0.1, mixup=0.8, cutmix=1.0,
@@ -102,21 +102,21 @@ _IMAGENET = Recipe(
 
 
 def evit() -> list[Phase]:
-    """EViT's fine-tuning: 30 epochs in which fewer and fewer tokens stay. Its authors learn from labels alone; the
-    teacher's answers, and its patches' for LV-ViT, are added here.
+    """EViT's fine-tuning: 30 epochs with gradually stronger token pruning. The authors use labels alone; this recipe
+    adds the teacher's logits and, for LV-ViT, its patch predictions.
 
     attendless distill deit_small_patch16_224 --weights F --tokens evit:keep=0.7 --recipe evit …
-    Expected: 79.5 top-1 (from Sparsifiner's paper, not re-run). Time: not measured; it wants GPUs.
+    Expected: 79.5 top-1 (from Sparsifiner's paper, not re-run). Time: not measured; requires GPUs.
     """
     recipe = dataclasses.replace(_IMAGENET, epochs=30, lr=2e-5, min_lr=2e-6, weight_decay=1e-6, reduce=(1.0, 10.0))
     return [Phase("all", recipe, dataclasses.asdict(Losses(label=1.0, logits=0.5, patches=0.5)))]
 
 
 def dynamicvit() -> list[Phase]:
-    """DynamicViT: the predictors alone for 5 epochs, then everything for 25, the backbone at a hundredth of their rate.
+    """DynamicViT: 5 epochs of the predictors alone, then 25 of all parameters, with the backbone's lr divided by 100.
 
     attendless distill deit_small_patch16_224 --weights F --tokens dynamicvit:keep=0.7 --recipe dynamicvit …
-    Expected: 79.3 top-1 (from Sparsifiner's paper, not re-run). Time: not measured; it wants GPUs.
+    Expected: 79.3 top-1 (from Sparsifiner's paper, not re-run). Time: not measured; requires GPUs.
     """
     losses = dataclasses.asdict(Losses(label=1.0, logits=0.5, tokens=0.5, patches=0.5))
     recipe = dataclasses.replace(_IMAGENET, lr=1e-3, min_lr=1e-5)
@@ -146,16 +146,28 @@ def distill(
     run: Run | None = None,
     **fields: Any,
 ) -> Result:
-    """Teach a copy of `model` that attends with `attention`, on the tokens that `tokens` leaves, to answer as `model`
-    does, on the pictures in `data`. Without the one it attends fully, without the other it keeps every token.
+    """Train a converted copy of `model` to reproduce the outputs of `model`. The same call with the same `out` resumes.
 
-    `recipe` names its phases or lists them; `change` edits one by name (`{"all": "epochs=3,loss.tokens=1"}`), and
-    `fields` replace fields of every phase's recipe. An attention that predicts its keys may start from a `predictor`
-    learned before; one that learns here is also left as `predictor.safetensors`. The same call on the same `out`
-    continues where it stopped.
+    Args:
+        model: The teacher: a model name, the path of a saved file, or a module.
+        data: Images to train on; labels are optional.
+        attention: Attention spec of the student (default: full attention).
+        tokens: Token reducer spec of the student (default: none).
+        weights: File with the teacher's weights.
+        pretrained: Download timm's pretrained weights for the teacher.
+        recipe: Name of a distillation recipe, or a list of phases.
+        change: Changes of phases by name, such as `{"all": "epochs=3,loss.tokens=1"}`.
+        predictor: Trained key predictor to start from. A predictor that is trained here is also saved, as
+            `predictor.safetensors`.
+        out: Folder for weights and metrics.
+        run: Settings that do not change the weights: workers, device, cache, checkpoints.
+        fields: Fields to replace in the recipe of every phase.
+
+    Raises:
+        UserError: Neither `attention` nor `tokens` is given, a name is unknown, or `out` holds a different run.
     """
     if attention is None and tokens is None:
-        raise UserError("nothing to teach: give an attention, such as foveal:keep=0.1, or tokens, such as tome:r=8")
+        raise UserError("nothing to distil: give an attention, such as foveal:keep=0.1, or tokens, such as tome:r=8")
     phases = edit(recipe, change or {}, fields)
     size = phases[-1].recipe.height_width
     if isinstance(model, nn.Module):
@@ -174,7 +186,7 @@ def distill(
     labelled, remark = own_classes(train.classes, teacher)
     with randomness(WEIGHTS, phases[0].recipe.seed):
         student: Any = convert(teacher, attention, tokens=tokens, below_breakeven="keep", predictor=predictor)
-        if fits(find_slots(student)):  # it starts nearer to the teacher
+        if fits(find_slots(student)):  # start closer to the teacher
             fit(student, teacher, load_images(train, preprocessing(teacher, input_size(teacher)), FITTED_TO))
     phases = fit_to(phases, student, teacher, labelled=labelled)
     set_drop(student, phases[-1].recipe)
@@ -189,9 +201,9 @@ def distill(
 
 
 def own_classes(given: Sequence[str], teacher: nn.Module) -> tuple[bool, str]:
-    """Whether the labels are the teacher's own classes, and a word if they are not, or are only taken to be.
+    """Whether the labels are the teacher's classes, and a remark if they are not or if this is an assumption.
 
-    Others do not count; their pictures serve all the same.
+    Images with other labels are used without their labels.
     """
     if not given:
         return False, ""
@@ -200,13 +212,13 @@ def own_classes(given: Sequence[str], teacher: nn.Module) -> tuple[bool, str]:
     except UserError:
         found = NO_LABELS
     if found.classes != tuple(range(getattr(teacher, "num_classes", 0))):
-        return False, "the labels are not the teacher's classes: they are left out, and agreement counts"
-    taken = "the teacher knows no names of its classes: folders are taken for them in sorted order"
+        return False, "the labels are not the teacher's classes: training ignores them, and the score is the agreement"
+    taken = "the teacher has no class names: folders are matched to classes in sorted order"
     return True, taken if found.how == "in sorted order" else ""
 
 
 def leave_predictor(student: nn.Module, begin: Begin, phase: Phase) -> None:
-    """After a phase in which predictors alone have learned: write them, to go on top of the untouched weights."""
+    """After a phase that trains only predictors: save them, for use with the unchanged weights."""
     slots = find_slots(student)
     learned = {f"{slot.name}.attn.{name}" for slot in slots if predicts(slot.attn) for name in _predictor(slot.attn)}
     if set(phase.trained) == learned:
@@ -219,7 +231,7 @@ def _predictor(attention: Any) -> Mapping[str, Any]:
 
 
 def edit(recipe: str | Sequence[Phase], change: Mapping[str, str], fields: Mapping[str, Any]) -> list[Phase]:
-    """The phases with fields of their recipes and loss weights replaced; wrong names are answered with what exists."""
+    """The phases with changed recipes and loss weights; an unknown name raises an error that lists the valid ones."""
     if isinstance(recipe, str) and recipe not in PHASES:
         raise unknown("distillation recipe", recipe, PHASES)
     phases = PHASES[recipe]() if isinstance(recipe, str) else list(recipe)
@@ -229,17 +241,17 @@ def edit(recipe: str | Sequence[Phase], change: Mapping[str, str], fields: Mappi
     return [_edit_phase(phase, change.get(phase.name, ""), fields) for phase in phases]
 
 
-#: Before the name of a loss weight in a phase's text: `tokens` alone is the token reducer everywhere else.
+#: Prefix of a loss weight in the text of a phase: `tokens` alone means the token reducer everywhere else.
 LOSS = "loss."
 
 
 def _edit_phase(phase: Phase, text: str, fields: Mapping[str, Any]) -> Phase:
-    """`phase` with `fields` of its recipe replaced, then what `text` says: `epochs=3,loss.tokens=1,trained=old`."""
+    """`phase` with `fields` of its recipe replaced, then changed by `text`: `epochs=3,loss.tokens=1,trained=old`."""
     owner = f"phase {phase.name}"
     items = [item for item in text.split(",") if item]
     for name in (item.partition("=")[0] for item in items):
         if name in {field.name for field in dataclasses.fields(Losses)}:
-            raise UserError(f"{owner}: the weight of a loss is written {LOSS}{name}=…")
+            raise UserError(f"{owner}: write the weight of a loss as {LOSS}{name}=…")
     of_losses = [item.removeprefix(LOSS) for item in items if item.startswith(LOSS)]
     of_phase = [item.partition("=")[2] for item in items if item.startswith("trained=")]
     of_recipe = [item for item in items if not item.startswith((LOSS, "trained="))]
@@ -251,8 +263,8 @@ def _edit_phase(phase: Phase, text: str, fields: Mapping[str, Any]) -> Phase:
 
 
 def fit_to(phases: Sequence[Phase], student: nn.Module, teacher: nn.Module, *, labelled: bool) -> list[Phase]:
-    """Put names in the place of `new` and `old`, leave out phases with nothing to learn, labels where there are none,
-    and the patches' answers where there is no head for them."""
+    """Replace `new` and `old` by parameter names; remove phases without parameters or epochs, the label loss without
+    labels, and the patches loss without a patch head."""
     known = {name for name, _ in teacher.named_parameters()}
     names = [name for name, _ in student.named_parameters()]
     meant = {NEW: [name for name in names if name not in known], OLD: [name for name in names if name in known]}
@@ -264,5 +276,5 @@ def fit_to(phases: Sequence[Phase], student: nn.Module, teacher: nn.Module, *, l
         if trained and phase.recipe.total_epochs:
             fitted.append(dataclasses.replace(phase, trained=trained, losses=losses))
     if not fitted:
-        raise UserError("nothing to learn: every phase is empty for this attention")
+        raise UserError("nothing to train: every phase is empty for this attention")
     return fitted

@@ -1,4 +1,4 @@
-"""How good a model is on a loader's pictures, over all processes, each picture counted once."""
+"""Evaluation of a model on the images of a loader, over all processes, each image counted once."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def evaluate(
     teacher: nn.Module | None = None,
     name: Callable[[int], str] = str,
 ) -> dict[str, Any]:
-    """Top-1 and top-5 in percent and the mean cross-entropy; with a teacher, the share of its answers given.
+    """Top-1 and top-5 in percent and the mean cross-entropy; with a teacher, the top-1 agreement as a fraction.
 
-    Every quantity is a sum over pictures, so processes may hold different numbers of them. An answer that is not a
-    number is an error in every process; `name` tells which picture of the set it was.
+    Every quantity is a sum over images, so processes can have different numbers of images. Outputs with NaN or infinity
+    raise `UserError` in every process; `name` returns the name of an image by its index.
     """
     model.eval()
     device = accelerator.device
@@ -54,7 +54,7 @@ def evaluate(
     right, right5, agree, loss, images, skipped, wrong = accelerator.reduce(sums, reduction="sum").tolist()
     if wrong:
         first = f", the first {broken[0]!r}" if broken else ""
-        raise UserError(f"the model answers {wrong:.0f} of {images:.0f} pictures with NaN or infinity{first}")
+        raise UserError(f"the model returns NaN or infinity for {wrong:.0f} of {images:.0f} images{first}")
     found: dict[str, Any] = {"images": int(images), "skipped": int(skipped)}
     if labelled and images:
         found |= {"top1": 100 * right / images, "val_loss": loss / images}

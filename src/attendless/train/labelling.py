@@ -1,13 +1,13 @@
-"""Token labelling: every patch has an answer of its own to learn, and patches of two images may be mixed.
+"""Token labelling: every patch has a target of its own, and patches of two images can be mixed.
 
-    patches    −Σ label · log softmax(answer of a patch), averaged over patches; its label is what the teacher answers
-               for the same patch, or, for one that stands for several, the mean of theirs
-    MixToken   the tokens of an image inside a random box are those of another image (i and B − 1 − i change places),
-               before the first block; labels of patches move with them, labels of images mix by the box's area
+    patches    −Σ label · log softmax(logits of a patch), averaged over patches. The label is the teacher's prediction
+               for the same patch; for a merged token, the mean over its patches
+    MixToken   inside a random box, the tokens of an image are replaced by those of another (i by B − 1 − i) before the
+               first block; patch labels move with the tokens, image labels are mixed by the area of the box
 
-From LV-ViT's paper are the loss, the head for patches and MixToken with a box as CutMix draws it. There the labels were
-made beforehand by a large convolutional teacher; here the teacher makes them as it goes, from the same picture, with
-its own head for patches or, where it has none, with its classifier on every patch token.
+The loss, the patch head and MixToken with CutMix's box come from LV-ViT's paper. The paper computes the labels in
+advance with a large convolutional teacher. Here the teacher computes them during training from the same image, with its
+patch head or, if it has none, with its classifier applied to every patch token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..attention import Grid
 
 
 def patch_answers(model: Any, features: Tensor, grid: Grid) -> Tensor:
-    """What a model says of each patch, given its tokens after the last norm: logits [B, n, classes]."""
+    """Logits of each patch [B, n, classes] from the tokens after the last norm."""
     if hasattr(model, "patch_logits"):
         return model.patch_logits(features)
     patches = features[:, grid.prefix :]
@@ -37,20 +37,20 @@ class Box:
 
     @property
     def share(self) -> float:
-        """The part of an image that is still its own."""
+        """Fraction of an image that is not replaced."""
         return 1 - float(self.inside.float().mean())
 
     def patches(self, x: Tensor) -> Tensor:
-        """Values x [B, height · width, …] of every cell: the other image's inside the box."""
+        """Values x [B, height · width, …] per cell, replaced inside the box by those of the other image."""
         inside = self.inside.reshape(1, -1, *[1] * (x.ndim - 2))
         return torch.where(inside, x.flip(0), x)
 
     def tokens(self, x: Tensor, prefix: int) -> Tensor:
-        """Tokens x [B, N, C]: the prefix stays, the patches mix."""
+        """Tokens x [B, N, C] with mixed patches and an unchanged prefix."""
         return torch.cat([x[:, :prefix], self.patches(x[:, prefix:])], dim=1)
 
     def images(self, x: Tensor) -> Tensor:
-        """Values x [B, …] of images, by area."""
+        """Values x [B, …] per image, mixed by area."""
         return self.share * x + (1 - self.share) * x.flip(0)
 
 

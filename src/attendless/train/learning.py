@@ -19,7 +19,7 @@ def _write_size(size: tuple[int, ...]) -> str:
     return size_text((size[0], size[-1]))
 
 
-#: Image sizes are written as everywhere: S or HxW.
+#: An image size as text: S or HxW, as on the command line.
 SIZE = Form("S or HxW", _read_size, _write_size)
 
 

@@ -1,7 +1,7 @@
-"""From pictures to batches: the order of an epoch, each process's share of a step, and reading ahead.
+"""From images to batches: the order of an epoch, each process's share of a step, and prefetching.
 
-A draw is (epoch, index, copy): which picture, and which of its augmentations. Draws are made by the sampler, so a
-loader that starts at step 1000 gives exactly what one that came from step 0 would give, whatever the workers.
+A draw is (epoch, index, copy): an image, and which of its augmentations. The sampler makes the draws, so a loader that
+starts at step 1000 yields the same batches as one that started at step 0, with any number of workers.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..randomness import ORDER, PICTURE, key, randomness
 from .process import ignore_interrupts
 
 Draw = tuple[int, int, int]
-#: Pixels [3, h, w], what they show, and the index of a picture that could not be read (or IGNORE).
+#: Pixels [3, h, w], the target, and the index of an image that could not be read (or IGNORE).
 Item = tuple[Tensor, Any, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Prepared(Dataset[Item]):
-    """A source under a transform. While training, the next readable picture stands in for one that is not."""
+    """A source with a transform. In training, the next readable image replaces one that cannot be read."""
 
     source: Source
     transform: Callable[[Any], Tensor]
@@ -50,19 +50,19 @@ class Prepared(Dataset[Item]):
             with randomness(PICTURE, self.seed, epoch, taken, copy):
                 return *self.prepare(image, label), bad
         if self.stand_in:
-            raise UserError("not one picture of the training data can be read")
+            raise UserError("no image of the training data can be read")
         return torch.empty(0), IGNORE, bad
 
     def prepare(self, image: Any, label: Any) -> tuple[Tensor, Any]:
-        """A picture and what it shows, as the model learns from them."""
+        """An image and its target, transformed for the model."""
         return self.transform(image), label
 
     def stack(self, images: Sequence[Tensor], labels: Sequence[Any]) -> tuple[Tensor, Any]:
-        """Several of them as one batch."""
+        """Several images and targets as one batch."""
         return torch.stack(list(images)), torch.tensor(labels, dtype=torch.long)
 
     def collate(self, items: Sequence[Item]) -> tuple[Tensor | None, Any, Tensor]:
-        """A batch of those that could be read, and the indices of those that could not."""
+        """A batch of the readable images, and the indices of the others."""
         bad = torch.tensor([item[2] for item in items if item[2] != IGNORE], dtype=torch.long)
         good = items if self.stand_in else [item for item in items if item[2] == IGNORE]
         if not good:
@@ -71,7 +71,7 @@ class Prepared(Dataset[Item]):
 
 
 def epoch_order(count: int, seed: int, epoch: int, repeats: int = 1) -> list[Draw]:
-    """The draws of one epoch: every picture once, or a share of them `repeats` times."""
+    """The draws of one epoch: every image once, or a part of them `repeats` times."""
     order = np.random.Generator(np.random.PCG64(key(ORDER, seed, epoch))).permutation(count)
     return [(epoch, int(order[i // repeats]), i % repeats) for i in range(count)]
 
@@ -122,9 +122,9 @@ class Steps:
 
 
 def steps_per_epoch(count: int, batch: int) -> int:
-    """Whole batches in `count` pictures; the rest of an epoch waits for another epoch's order."""
+    """Complete batches in `count` images; the remainder of an epoch is dropped."""
     if batch > count:
-        raise UserError(f"batch {batch} is larger than the training data ({count} pictures): give a smaller --batch")
+        raise UserError(f"batch {batch} is larger than the training data ({count} images): give a smaller --batch")
     return count // batch
 
 
@@ -133,7 +133,7 @@ def train_loader(data: Prepared, steps: Steps, workers: int) -> DataLoader[Any]:
 
 
 def eval_loader(data: Prepared, batch: int, workers: int, rank: int = 0, processes: int = 1) -> DataLoader[Any]:
-    """Every picture exactly once over all processes; those that cannot be read are left out of the batches."""
+    """Every image exactly once over all processes; batches leave out images that cannot be read."""
     mine = [(0, index, 0) for index in range(rank, len(data), processes)]
     return _loader(data, [mine[i : i + batch] for i in range(0, len(mine), batch)], workers)
 

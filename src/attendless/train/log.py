@@ -1,4 +1,4 @@
-"""What a run leaves to read: a progress bar, metrics.jsonl, TensorBoard events if asked, curves.png."""
+"""Output of a run: progress bar, metrics.jsonl, TensorBoard events if requested, curves.png."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..errors import UserError
 from ..storage import atomic
 
-#: What evaluations give in percent, of any task.
+#: Metrics in percent, of all tasks.
 PERCENT = ("top1", "top5", "miou", "ap", "ap50")
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics file; a last line cut off by a kill is left out."""
+    """The rows of a metrics file, without a last line that a kill cut off."""
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         try:
@@ -36,17 +36,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass
 class Pace:
-    """When to say how long a run will take, where no bar shows it: after the first steps, then twice a minute. Of one
-    that is over soon, nothing."""
+    """When to print the time left if there is no progress bar: after the first steps, then twice a minute. Short runs
+    print none."""
 
     total: int
-    #: Steps done before it began, and the moment it did.
+    #: Steps done before the start, and the time of the start.
     before: int
     began: float
     said: float | None = None
 
     def left(self, done: int, now: float) -> float | None:
-        """Seconds left, if this is the moment to say so."""
+        """Seconds left if it is time to print them, else None."""
         waited, taken = now - (self.began if self.said is None else self.said), now - self.began
         if not self.before < done < self.total or waited < (3 if self.said is None else 30):
             return None
@@ -58,14 +58,14 @@ class Pace:
 
 
 def duration(seconds: float) -> str:
-    """A time as one would say it: 40 s, 3 min, 2.5 h."""
+    """A rounded time with unit: 40 s, 3 min, 2.5 h."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
 class Log:
-    """Rank 0's voice; the other ranks' logs are silent."""
+    """Prints and writes for rank 0; silent in other ranks."""
 
     def __init__(self, out: Path, *, speaks: bool = True, tensorboard: bool = False) -> None:
         self.path, self.speaks = out / "metrics.jsonl", speaks
@@ -78,7 +78,7 @@ class Log:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def rewind(self, step: int) -> None:
-        """Forget rows after `step`: they belong to work that was lost and will be done again."""
+        """Remove rows after `step`: the resumed run writes them again."""
         rows = [row for row in read_rows(self.path) if row.get("step", 0) <= step]
         if self.speaks:
             with atomic(self.path) as temporary:
@@ -92,7 +92,7 @@ class Log:
             try:
                 while line:
                     line = line[file.write(line) :]
-            except OSError as error:  # a full disk takes half a row, then nothing: no half stays behind
+            except OSError as error:  # remove the part of a row that a full disk accepted
                 file.truncate(end)
                 raise OSError(error.errno, error.strerror, str(self.path)) from None
         if self.board is not None:
@@ -103,7 +103,7 @@ class Log:
 
     @contextlib.contextmanager
     def progress(self, text: str, total: int, done: int) -> Iterator[None]:
-        """Show a bar with time left while inside; where there is no terminal, say a line now and then."""
+        """Show a progress bar with the time left; without a terminal, print a line at intervals."""
         if not (self.speaks and sys.stderr.isatty()):
             self.pace = Pace(total, done, time.monotonic())
             yield

@@ -1,7 +1,7 @@
 """The training loop: phases, checkpoints and exact resume.
 
-Killed at any moment and started again, a run on one process continues bit for bit: every draw is a function of the
-step, and a checkpoint holds all that is not.
+A run on one process that is killed and resumed is bit-identical to an uninterrupted one: random draws are functions of
+the step, and a checkpoint holds all other state.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from .task import Classification, Task
 
 
 class Diverged(UserError):
-    """The loss is no longer a number."""
+    """The loss or a gradient is NaN or infinite."""
 
 
 @dataclasses.dataclass
 class Session:
-    """What a run is made of, the same from its first phase to its last."""
+    """The parts of a run that all phases share."""
 
     model: nn.Module
     #: Builds the module that computes the losses of a phase.
@@ -54,12 +54,12 @@ class Session:
     out: Path
     accelerator: Accelerator
     log: Log
-    #: Writes a model where it is told to.
+    #: Writes a model to a path.
     save_model: Callable[[nn.Module, Path], None]
     task: Task = dataclasses.field(default_factory=Classification)
-    #: A model that the objective or the task asks.
+    #: The teacher of the objective or the task.
     teacher: nn.Module | None = None
-    #: Called in the main process when a phase has ended; after a kill just then, once more.
+    #: Called in the main process at the end of a phase; called again if the run is killed right after it.
     after_phase: Callable[[Phase], None] | None = None
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Session:
         self.workers = default_workers(self.accelerator.device) if self.run.workers < 0 else self.run.workers
 
     def fit(self) -> Progress:
-        """Run every phase that is not finished yet; return where the run ended."""
+        """Run all unfinished phases; return the progress at the end."""
         for model in (self.model, self.teacher):
             if model is not None:
                 model.to(self.accelerator.device)
@@ -90,17 +90,17 @@ class Session:
         return progress
 
     def _read(self) -> Any | None:
-        """The newest sound checkpoint, the same for every process."""
-        with self.accelerator.main_process_first():  # it also clears away what is damaged
+        """The newest valid checkpoint, the same for every process."""
+        with self.accelerator.main_process_first():  # `read` renames damaged files
             saved = self.store.read(self.log.say)
         step = -1 if saved is None else saved["progress"]["before"] + saved["progress"]["step"]
         if len(set(gather_object([step]))) > 1:
-            raise UserError(f"not every process finds the same checkpoints in {str(self.out)!r}: is the folder shared?")
+            raise UserError(f"processes find different checkpoints in {str(self.out)!r}: use a shared folder")
         return saved
 
 
 class PhaseLoop:
-    """One phase under way: optimiser, schedule, averaged weights, and the loader's place in the data."""
+    """The state of a running phase: optimiser, schedule, averaged weights, and the position in the data."""
 
     def __init__(self, session: Session, phase: Phase, progress: Progress, saved: dict[str, Any] | None) -> None:
         self.session, self.phase, self.recipe, self.progress = session, phase, phase.recipe, progress
@@ -126,12 +126,12 @@ class PhaseLoop:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     def _tell_the_model(self) -> None:
-        """Let the model know its classes and how its pictures are prepared here, so that a saved file says so too."""
+        """Store classes and preprocessing in the model's configuration, so that saved files contain them."""
         known = {**image_config(self.model), **self.session.task.told(self.session.data, self.recipe)}
         self.model.pretrained_cfg = self.model.default_cfg = known  # type: ignore[assignment]
 
     def run(self, stop: Stop) -> bool:
-        """Train to the end of the phase; False if asked to stop before."""
+        """Train to the end of the phase; False if the run was stopped before."""
         session, progress, epoch_loss = self.session, self.progress, 0.0
         if progress.step >= self.steps:
             return True
@@ -155,13 +155,13 @@ class PhaseLoop:
                 if ended or stopped or time.monotonic() - saved_at > 60 * session.run.checkpoint_minutes:
                     self._save()
                     saved_at = time.monotonic()
-                if ended:  # evaluation must not count in the training speed
+                if ended:  # the training speed excludes evaluation
                     marked, marked_at = progress.step, time.monotonic()
         self.accelerator.free_memory()
         return progress.step >= self.steps
 
     def _step(self, batches: Any, stop: Stop) -> tuple[dict[str, float], bool]:
-        """One optimiser step. Returns the loss terms, averaged over processes, and whether any was asked to stop."""
+        """One optimiser step. Returns the loss terms, averaged over processes, and whether any process must stop."""
         recipe, progress = self.recipe, self.progress
         self.schedule.before(progress.step)
         anneal(self.model, strength(progress.step / self.per_epoch, recipe.reduce))
@@ -179,7 +179,7 @@ class PhaseLoop:
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().float() / recipe.accumulate
         norm = nn.utils.clip_grad_norm_(self.parameters, recipe.clip or math.inf)
-        # One message between processes: the loss terms, whether the gradient is sound, and whether to stop.
+        # One reduction for the loss terms, the gradient norm and the request to stop.
         told = torch.stack([*sums.values(), norm.detach().float(), norm.new_tensor(float(stop.asked))])
         values = self.accelerator.reduce(told, reduction="mean").tolist()
         if not all(map(math.isfinite, values[:-1])):
@@ -207,7 +207,7 @@ class PhaseLoop:
                 self.session.log.say(f"skipped, cannot be read: {self.session.data.train.name(index)}")
 
     def _gather_bad_images(self) -> None:
-        """Learn of the unreadable pictures that other processes met."""
+        """Collect the unreadable images that other processes found."""
         self._name_bad_images(sorted(gather_object(list(self.progress.bad_images))))
 
     def _diverged(self, images: Tensor, targets: Any, loss: float) -> None:
@@ -216,12 +216,12 @@ class PhaseLoop:
         kept = self.session.store.steps()
         last = f"the last good checkpoint is step {kept[-1]} in" if kept else "no checkpoint was written yet in"
         raise Diverged(
-            f"the loss became {loss} at step {step}, learning rate {rate:.3g}. First bad tensor: {where}. Nothing was "
-            f"changed by this step; {last} {str(self.session.store.folder)!r}. Try a lower lr, more warmup, or clip"
+            f"the loss became {loss} at step {step}, learning rate {rate:.3g}. First bad tensor: {where}. This "
+            f"step changed no weights; {last} {str(self.session.store.folder)!r}. Try a lower lr, more warmup, or clip"
         )
 
     def _end_epoch(self, judge: DataLoader[Any], speed: float) -> None:
-        """Evaluate if due, keep the best weights, let the schedule know, write the epoch's row."""
+        """Evaluate if due, save the best weights, update the schedule, write the row of the epoch."""
         progress, session = self.progress, self.session
         means = {name: value / progress.counted for name, value in progress.sums.items()}
         row = self._row("epoch", sum(means.values()), speed) | means

@@ -1,7 +1,7 @@
-"""What is minimised: named loss terms, each with its weight, from one forward pass.
+"""Objectives: weighted loss terms from one forward pass.
 
-An objective is a module that owns the model being trained, so that wrapping it for many processes wraps the whole
-computation: `objective(images, targets) -> {term: weighted loss}`. The loss is their sum.
+An objective is a module that contains the model, so that wrapping it for several processes wraps the whole computation:
+`objective(images, targets) -> {term: weighted loss}`. The loss is their sum.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .labelling import patch_answers
 
 
 class Supervised(nn.Module):
-    """Cross-entropy with soft targets, and whatever the attentions left in the context to be minimised.
+    """Cross-entropy with soft targets, and the losses that attentions add to the context.
 
-    A model that also answers for every patch learns the same for each of them: nobody says better what it shows.
+    A patch head is trained with the target of the image for every patch, since patches have no labels of their own.
     """
 
     def __init__(self, model: nn.Module, weights: Mapping[str, float]) -> None:
@@ -37,12 +37,12 @@ class Supervised(nn.Module):
 
 
 def answers_patches(model: nn.Module) -> bool:
-    """Whether a model has a head for its patches."""
+    """Whether a model has a patch head."""
     return hasattr(model, "patch_logits")
 
 
 class Output(NamedTuple):
-    """What a model gives: logits [B, classes], the features they were read from, and what the attentions left."""
+    """Outputs of a model: logits [B, classes], the features they come from, the context, and losses of attentions."""
 
     logits: Tensor
     features: Tensor
@@ -51,7 +51,7 @@ class Output(NamedTuple):
 
 
 def outputs(model: Any, images: Tensor) -> Output:
-    """Run a model; any of timm's will do, but only ours have a context."""
+    """Run a model of timm or attendless; only those of attendless have a context."""
     if hasattr(model, "forward_context"):
         return collect(model, *model.forward_context(images))
     features = model.forward_features(images)
@@ -59,12 +59,12 @@ def outputs(model: Any, images: Tensor) -> Output:
 
 
 def collect(model: Any, features: Tensor, context: Context) -> Output:
-    """Read the logits off the features, and add up the extra losses of each name."""
+    """Compute the logits from the features, and sum the extra losses by name."""
     return Output(model.answer(features, context.grid), features, context, context.extra())
 
 
 def weighted(terms: Mapping[str, Tensor], weights: Mapping[str, float]) -> dict[str, Tensor]:
-    """Multiply each term by its weight; terms that no weight names are the attentions' own, under `extra`."""
+    """Multiply each term by its weight; terms without a weight come from attentions and use `extra`."""
     factors = {name: weights.get(name, weights.get("extra", 1.0)) for name in terms}
     return {name: value * factors[name] for name, value in terms.items() if factors[name]}
 
@@ -75,7 +75,7 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def trace_bad(objective: nn.Module, images: Tensor, targets: Any) -> str:
-    """Name the first tensor that is not finite: the input, a parameter, a module's output or a gradient."""
+    """Name the first tensor with NaN or infinity: the input, a parameter, a module's output or a gradient."""
     if not images.isfinite().all():
         return "the input images"
     for name, parameter in objective.named_parameters():

@@ -1,4 +1,4 @@
-"""Optimiser, learning rate and averaged weights: timm's, put together as a recipe says."""
+"""Optimiser, learning rate schedule and averaged weights, all from timm, by the settings of a recipe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .learning import Learning
 
 
 def choose_trained(model: nn.Module, patterns: Sequence[str]) -> int:
-    """Let only the parameters whose names match a pattern (`*`, `blocks.*.attn.predictor.*`) learn; count them."""
+    """Train only parameters whose names match a pattern (`*`, `blocks.*.attn.predictor.*`); returns their number."""
     chosen = 0
     for name, parameter in model.named_parameters():
         learns = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
@@ -52,7 +52,7 @@ def make_optimizer(model: nn.Module, recipe: Learning) -> Optimizer:
 
 
 def slow_backbone(optimizer: Optimizer, model: nn.Module, factor: float) -> None:
-    """Let all that is neither a token reducer's nor a predictor's learn `factor` times as fast."""
+    """Multiply the learning rate of all parameters except token reducers and predictors by `factor`."""
     own: set[int] = set()
     for module in model.modules():
         if isinstance(module, Reducer):
@@ -71,14 +71,14 @@ def slow_backbone(optimizer: Optimizer, model: nn.Module, factor: float) -> None
 
 
 class Schedule:
-    """The learning rate before each step: a function of the step, or of how the validation loss went."""
+    """The learning rate: a function of the step, or of the validation loss (plateau)."""
 
     def __init__(self, optimizer: Optimizer, recipe: Learning, per_epoch: int) -> None:
         self.optimizer = optimizer
         self.plateau = None
         stepped = recipe.schedule not in ("plateau", "constant")
         for group in optimizer.param_groups:
-            # timm's schedulers multiply by the group's own factor; what they are given must not hold it already.
+            # timm's schedulers multiply by the factor of the group, so the initial rate must not include it.
             group["lr"] = recipe.rate() * (1.0 if stepped else group.get("lr_scale", 1.0))
         self.by_step = scheduler(optimizer, recipe, per_epoch) if stepped else None
         if recipe.schedule == "plateau":
@@ -96,7 +96,7 @@ class Schedule:
         return max(group["lr"] for group in self.optimizer.param_groups)
 
     def state(self) -> dict[str, Any]:
-        # timm's own plateau forgets how many bad epochs it has seen, so PyTorch's is used, and all of it kept.
+        # timm's plateau scheduler does not save its count of bad epochs; PyTorch's does.
         return {} if self.plateau is None else dict(self.plateau.state_dict())
 
     def load(self, state: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class Schedule:
 
 
 def scheduler(optimizer: Optimizer, recipe: Learning, per_epoch: int) -> Scheduler:
-    """timm's scheduler for a rate that is a function of the step."""
+    """timm's scheduler for a learning rate that is a function of the step."""
     steps, schedule = recipe.falling(per_epoch), str(recipe.schedule)
     rising: dict[str, Any] = {
         "warmup_t": min(steps, recipe.rising(per_epoch)),
@@ -122,7 +122,7 @@ def scheduler(optimizer: Optimizer, recipe: Learning, per_epoch: int) -> Schedul
 
 
 class Average:
-    """Exponentially averaged weights, or the model's own where the recipe wants none."""
+    """Exponential moving average of the weights, or the model itself with a decay of 0."""
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         from timm.utils import ModelEmaV3

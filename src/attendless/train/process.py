@@ -1,4 +1,4 @@
-"""The processes of a run and the machine under them: devices, stopping politely, one run per folder."""
+"""Processes of a run: devices, graceful stop, one run per folder."""
 
 from __future__ import annotations
 
@@ -21,36 +21,34 @@ from ..stamp import cores
 
 try:
     import fcntl
-except ImportError:  # not a Unix: runs are not protected from each other there
+except ImportError:  # not a Unix: no lock
     fcntl = None  # type: ignore[assignment]
 
 
 def accelerator(device: str = "auto") -> Accelerator:
-    """One process or many, as `torchrun` or `accelerate launch` started them."""
+    """The accelerator of one process, or of those that `torchrun` or `accelerate launch` started."""
     if device not in ("auto", "cpu", "cuda", "mps"):
         raise UserError(f"device {device!r}: expected auto, cpu, cuda or mps")
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if not available.get(device, True):
-        raise UserError(f"device {device!r} was asked for, but torch does not find one on this machine")
+        raise UserError(f"device {device!r} is not available: torch does not find it on this machine")
     # A frozen phase, or a mechanism that trains without some of its weights, leaves parameters without a gradient.
     warnings.filterwarnings("ignore", message=".*find_unused_parameters=True was specified.*")
     unused = DistributedDataParallelKwargs(find_unused_parameters=True)
     made = Accelerator(cpu=device == "cpu" or not any(available.values()), kwargs_handlers=[unused])
     asked = int(os.environ.get("WORLD_SIZE", "1"))
     if made.num_processes != asked:
-        raise UserError(
-            f"{asked} processes were started, but accelerate joined {made.num_processes}: start by torchrun"
-        )
+        raise UserError(f"{asked} processes were started, but accelerate joined {made.num_processes}: use torchrun")
     return made
 
 
 def default_workers(device: torch.device) -> int:
-    """Enough to keep a GPU fed; on a CPU the model itself wants the cores."""
+    """Enough to supply a GPU; on a CPU the model needs the cores."""
     return min(cores(), 8) if device.type == "cuda" else min(2, cores() - 1)
 
 
 class Stop:
-    """Ctrl-C, or SIGTERM, asks the run to stop after the step it is at; a second Ctrl-C stops it at once."""
+    """Ctrl-C or SIGTERM stops the run after the current step; a second Ctrl-C stops it at once."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -60,8 +58,8 @@ class Stop:
             raise KeyboardInterrupt
         first, self.asked = not self.asked, True
         if first and os.environ.get("RANK", "0") == "0":
-            with contextlib.suppress(RuntimeError):  # in the middle of another print
-                print("\nattendless: stopping after this step, and saving", file=sys.stderr, flush=True)
+            with contextlib.suppress(RuntimeError):  # raised if the signal interrupts another print
+                print("\nattendless: stopping after this step and saving a checkpoint", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[Stop]:
@@ -77,17 +75,17 @@ class Stop:
 
 
 def ignore_interrupts(_: int) -> None:
-    """Set up a worker: the terminal sends Ctrl-C to it as well, but the main process decides when to stop."""
+    """Ignore Ctrl-C in a worker: the terminal sends it to all processes, but the main process decides when to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Held(UserError):
-    """Another run holds a folder."""
+    """Another run uses the folder."""
 
 
 @contextlib.contextmanager
 def only_run(folder: Path) -> Iterator[None]:
-    """Hold the folder for this run; a second run in it is refused (`Held`). The system frees it if it is killed."""
+    """Lock the folder for this run; raises `Held` if another run has it. The system releases the lock after a kill."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "a") as handle:
         if fcntl is not None:

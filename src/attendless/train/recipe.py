@@ -163,7 +163,7 @@ def scenes() -> Recipe:
     """For the included data set `scenes`, about a minute on a CPU: no augmentation, since colour and position matter.
 
     attendless train columnar_micro_patch4_32 --data scenes --recipe scenes --out runs/scenes
-    Expected: 100 % on three seeds, in about 100 seconds on one core (docs/training.md).
+    Expected: 100 % on three seeds, in about 100 seconds on one core (docs/results/training.md).
     """
     return Recipe(epochs=3, batch=64, lr=2e-3, warmup=0.3, min_lr=1e-5, clip=1.0, crop="none", flip=0.0)
 

@@ -1,4 +1,4 @@
-"""The values a run is described by: its phases, its pictures, and where it is."""
+"""The values that describe a run: phases, data and progress."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from .learning import Learning
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-    """One stretch of a run, as data: which parameters learn, from which losses, by which recipe."""
+    """One phase of a run.
+
+    name: The name that `--phase` refers to.
+    recipe: Training settings.
+    losses: Weight of each loss term.
+    trained: Patterns of the names of the parameters to train.
+    """
 
     name: str
     recipe: Learning
@@ -22,30 +28,30 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """Pictures to learn from and to be judged on, and how the model wants them."""
+    """Training and validation images, and the preprocessing of the model."""
 
     train: Source
     val: Source
     size: tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    #: How many answers the model chooses from, and whether the labels are among them.
+    #: Number of classes of the model, and whether the labels are classes of the model.
     classes: int
     labelled: bool = True
-    #: The names of these answers, where they are known.
+    #: Class names, if known.
     names: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass
 class Progress:
-    """Where a run is: all of it goes into a checkpoint."""
+    """Progress of a run, stored in checkpoints."""
 
     phase: int = 0
     #: Steps done in this phase, and in the phases before it.
     step: int = 0
     before: int = 0
     best: float | None = None
-    #: Sums of each loss term over the epoch so far, and how many steps they cover.
+    #: Sum of each loss term over the current epoch, and the number of steps in it.
     sums: dict[str, float] = dataclasses.field(default_factory=dict)
     counted: int = 0
     bad_images: list[int] = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What a run learns to do. The loop asks its task for pictures, targets and scores, and knows nothing else of it."""
+"""Tasks: the training loop gets images, targets and scores from its task, and depends on nothing else of it."""
 
 from __future__ import annotations
 
@@ -15,38 +15,40 @@ from .evaluate import evaluate
 from .loader import Prepared
 from .state import Data
 
-#: Images, what the loader gave with them, the step → images and targets as the objective takes them.
+#: (images, targets of the loader, step) → images and targets in the form that the objective takes.
 Batch = Callable[[Tensor, Any, int], tuple[Tensor, Any]]
 
 
 class Task(Protocol):
-    """`recipe` is of the task's own kind. Every draw must be a function of the global generators, which are seeded for
-    each picture."""
+    """What a task provides. `recipe` is of the task's own class.
+
+    Random draws must come from the global generators only: they are seeded for each image.
+    """
 
     def told(self, data: Data, recipe: Any) -> dict[str, Any]:
-        """What the model is told of its pictures and classes, so that a saved file says so too."""
+        """Preprocessing and classes, for the model's configuration and so for saved files."""
 
     def drawn(self, data: Data, recipe: Any) -> Prepared:
-        """The pictures to learn from."""
+        """The training images."""
 
     def judged(self, data: Data, recipe: Any) -> Prepared:
-        """The pictures to be judged on."""
+        """The validation images."""
 
     def batches(self, data: Data, recipe: Any) -> Batch:
-        """What becomes of a batch on the model's device."""
+        """The function that prepares a batch on the model's device."""
 
     def evaluate(
         self, model: nn.Module, loader: DataLoader[Any], accelerator: Accelerator, data: Data
     ) -> dict[str, Any]:
-        """How good the model is, over all processes: numbers for the epoch's row."""
+        """Evaluate the model over all processes; returns numbers for the row of the epoch."""
 
     def score(self, data: Data, found: dict[str, Any], loss: float) -> float:
-        """The one number of them by which the best weights are kept; higher is better."""
+        """The number that selects the best weights; higher is better."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-    """One class for every picture; with a teacher, whose answers count as right where nothing is labelled."""
+    """One class per image. With a teacher and without labels, the score is the agreement with the teacher."""
 
     teacher: nn.Module | None = None
 

@@ -1,4 +1,4 @@
-"""`train`: a model, an attention, pictures and a recipe → a folder with the weights and how they came about."""
+"""`train`: trains a model with an attention on images by a recipe, and writes weights and metrics to a folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,14 @@ from .worth import slower
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """How a run ended. `metrics` is the row of its last epoch; `finished` is False if it was asked to stop."""
+    """The outcome of a run.
+
+    out: The output folder.
+    finished: False if the run was stopped before its end.
+    steps: Optimiser steps done.
+    best: The best validation score, or None without an evaluation.
+    metrics: The row of the last epoch.
+    """
 
     out: Path
     finished: bool
@@ -68,19 +75,29 @@ def train(
     run: Run | None = None,
     **fields: Any,
 ) -> Result:
-    """Train `model`, with `attention` and `tokens` if they are given, on the pictures in `data` and leave weights,
-    metrics and the recipe in `out`.
+    """Train a classifier on a folder of images. The same call with the same `out` resumes.
 
-    Without a `recipe` a model that comes with weights (`weights`, `pretrained`, a saved file) is fine-tuned, any other
-    starts with `quick`. `fields` replace fields of the recipe (`epochs=5`). The same call on the same `out` continues
-    where it stopped.
+    Args:
+        model: A model name, the path of a saved file, or a module.
+        data: A folder of images with one folder per class, `scenes`, or a torchvision data set as NAME@DIR.
+        attention: Attention spec for every layer (default: the model's own).
+        tokens: Token reducer spec (default: the model's own). Not for a module: convert it first.
+        recipe: Recipe or its name (default: `finetune` for a model with weights, `quick` otherwise).
+        out: Folder for weights, metrics, curves and the recipe.
+        weights: File with the initial weights.
+        pretrained: Download timm's pretrained weights.
+        run: Settings that do not change the weights: workers, device, cache, checkpoints.
+        fields: Fields of the recipe to replace, such as `epochs=5`.
+
+    Raises:
+        UserError: The data has no labels, the classes do not fit, or `out` holds a different run.
     """
     learned = not isinstance(model, nn.Module) and not random_weights(model, weights=weights, pretrained=pretrained)
     name, why = ("finetune", "the model comes with weights") if learned else ("quick", "to start from scratch")
     chosen = settle(recipe or name, fields)
     source, val, note = open_splits(data)
     if not source.classes:
-        raise UserError(f"--data {str(data)!r} has pictures without labels: training needs one folder per class")
+        raise UserError(f"--data {str(data)!r} has images without labels: training needs one folder per class")
     classes = len(source.classes)
     if isinstance(model, nn.Module):
         if tokens is not None:
@@ -99,7 +116,7 @@ def train(
                 below_breakeven="keep",
             )
     if getattr(built, "num_classes", classes) != classes:
-        raise UserError(f"the model answers with {built.num_classes} classes, but the data has {classes}")
+        raise UserError(f"the model has {built.num_classes} classes, but the data has {classes}")
     set_drop(built, chosen)
     remarks = [] if recipe else [f"recipe {name}, {why}: {chosen.epochs} epochs, lr {chosen.rate():g}"]
     pictures = as_model_wants(built, source, val, chosen, names=tuple(source.classes))
@@ -110,7 +127,7 @@ def train(
 
 
 def settle(text: str | Recipe, fields: Mapping[str, Any]) -> Recipe:
-    """A recipe with some of its fields replaced; wrong names are answered with the ones that exist."""
+    """A recipe with some fields replaced; an unknown name raises an error that lists the valid ones."""
     known = [field.name for field in dataclasses.fields(Recipe)]
     for name in fields:
         if name not in known:
@@ -125,21 +142,21 @@ def model_text(model: str | Path | nn.Module) -> str:
 def as_model_wants(
     model: Any, train: Source, val: Source, chosen: Learning, *, names: tuple[str, ...], labelled: bool = True
 ) -> Data:
-    """Pictures in the size and with the mean and deviation that the model was made for."""
+    """The data with the image size, mean and standard deviation of the model."""
     config = resolve_model_data_config(model)
     size = chosen.height_width or input_size(model)
     return Data(train, val, size, tuple(config["mean"]), tuple(config["std"]), model.num_classes, labelled, names)
 
 
 def set_drop(model: nn.Module, chosen: Learning) -> None:
-    """Stochastic depth that grows with depth, and dropout everywhere but on attention maps, as the recipe asks."""
+    """Set stochastic depth, increasing with depth, and dropout except on attention maps, by the recipe."""
     if chosen.drop_path:
         places = [m for m in model.modules() if any(hasattr(m, n) for n in ("drop_path", "drop_path1", "drop_path2"))]
         for module, rate in zip(places, torch.linspace(0, chosen.drop_path, len(places)).tolist(), strict=True):
             for name in ("drop_path", "drop_path1", "drop_path2"):
                 if hasattr(module, name):
                     setattr(module, name, DropPath(rate) if rate else nn.Identity())
-        if is_backbone(model):  # and the branches that attentions have of their own
+        if is_backbone(model):  # set the drop rate of branches inside attentions too
             start_attentions(model.blocks, scratch=False)
     if chosen.drop:
         for name, module in model.named_modules():
@@ -149,7 +166,7 @@ def set_drop(model: nn.Module, chosen: Learning) -> None:
 
 @dataclasses.dataclass
 class Begin:
-    """What `train` and `distill` share at the start of a run: processes, the folder, and what stands in it."""
+    """The start of a run of `train` or `distill`: processes, output folder, description."""
 
     model: nn.Module
     name: str
@@ -157,10 +174,10 @@ class Begin:
     attention: str | None
     out: Path
     run: Run
-    #: How pictures were told apart, and what else is to be said at the start.
+    #: How the data was split, and further remarks to print at the start.
     note: str
     remarks: Sequence[str] = ()
-    #: What else is the run's own, beside model and recipe.
+    #: Further entries of the run's description.
     about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def session(
@@ -173,7 +190,7 @@ class Begin:
     ) -> Session:
         accelerator: Accelerator = make_accelerator(self.run.device)
         main = accelerator.is_main_process
-        for phase in phases:  # what cannot work is said before anything is written
+        for phase in phases:  # raise errors before anything is written
             steps_per_epoch(len(data.train), phase.recipe.batch)
             shares(phase.recipe.batch, accelerator.num_processes * phase.recipe.accumulate)
             make_optimizer(self.model, phase.recipe)
@@ -181,7 +198,7 @@ class Begin:
         log = Log(self.out, speaks=main, tensorboard=self.run.tensorboard)
         if main:
             check_and_write(self.out / "recipe.json", self._description(phases, data, accelerator))
-            pictures = f"{len(data.train)} pictures to learn from, {len(data.val)} to be judged on ({self.note})"
+            pictures = f"{len(data.train)} training images, {len(data.val)} validation images ({self.note})"
             log.say(f"{pictures}; processes: {accelerator.num_processes}, on {accelerator.device.type}")
             for remark in filter(None, (*self.remarks, slower(self.model, data.size))):
                 log.say(remark)
@@ -212,7 +229,7 @@ class Begin:
 
 
 def check_and_write(path: Path, description: dict[str, Any]) -> None:
-    """Write the run's description, unless the folder already holds a run of something else."""
+    """Write the run's description; raises if the folder holds a different run."""
     new = json.loads(json.dumps(description))
     if path.is_file():
         try:
@@ -222,15 +239,15 @@ def check_and_write(path: Path, description: dict[str, Any]) -> None:
         found = differences(old, new["what"])
         if found:
             raise UserError(
-                f"{str(path.parent)!r} holds a run of something else: {'; '.join(found[:4])}. "
-                "Give the same words to resume it, or another --out"
+                f"{str(path.parent)!r} holds a different run: {'; '.join(found[:4])}. "
+                "Give the same settings to resume it, or another --out"
             )
     with atomic(path) as temporary:
         temporary.write_text(json.dumps(new, indent=1) + "\n")
 
 
 def differences(old: Any, new: Any, where: str = "") -> list[str]:
-    """Every place where two JSON values differ, as `name: old → new`."""
+    """The differences of two JSON values, as `name: old → new`."""
     if isinstance(old, dict) and isinstance(new, dict):
         names = [*old, *(name for name in new if name not in old)]
         return [d for n in names for d in differences(old.get(n), new.get(n), f"{where}.{n}".lstrip("."))]
@@ -240,11 +257,11 @@ def differences(old: Any, new: Any, where: str = "") -> list[str]:
 
 
 def model_writer(model: nn.Module, say: Callable[[str], None]) -> Callable[[nn.Module, Path], None]:
-    """How to write this model: in a file that knows its own architecture, or as bare weights where none can."""
+    """The function that saves this model: with its architecture, or weights alone if a file cannot describe it."""
     try:
         plan_of(model)
     except UserError as error:
-        say(f"only bare weights will be saved: {error}")
+        say(f"saving weights without the architecture: {error}")
         return _save_weights
     return save
 
@@ -256,7 +273,7 @@ def _save_weights(model: nn.Module, path: Path) -> None:
 
 
 def finish(session: Session) -> Result:
-    """Run the session, alone in its folder, and say how it ended."""
+    """Run the session with the folder locked, and return the result."""
     main = session.accelerator.is_main_process
     learns = {name: parameter.requires_grad for name, parameter in session.model.named_parameters()}
     alone = only_run(session.out) if main else contextlib.nullcontext()
@@ -270,5 +287,5 @@ def finish(session: Session) -> Result:
     if main and not draw_curves(session.out):
         session.log.say("no curves.png: matplotlib is not installed")
     if not finished:
-        session.log.say(f"stopped after step {progress.total}. Run the same command again to continue")
+        session.log.say(f"stopped after step {progress.total}. Run the same command again to resume")
     return Result(session.out, finished, progress.total, progress.best, progress.metrics)

@@ -1,4 +1,4 @@
-"""Whether what is about to be trained will be any faster for it."""
+"""Warning at the start of training if the attention is not faster at this image size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..sizes import size_text
 
 
 def slower(model: Any, size: tuple[int, int]) -> str:
-    """A warning if layers of `model` should be slower at this size, on this machine, than full attention."""
+    """A warning if layers of `model` are not faster than full attention at this size on this machine, or ''."""
     if not exchangeable(model):
         return ""
     ours = [slot for slot in find_slots(model) if slot.spec is not None and slot.spec.name != "full"]
@@ -20,6 +20,7 @@ def slower(model: Any, size: tuple[int, int]) -> str:
         return ""
     spec, reason = losing[0]
     return (
-        f"warning: at {size_text(size)} px {len(losing)} of the {len(ours)} layers that attend less will not be faster "
-        f"than full attention, the first with {spec} ({reason}). They learn all the same; more pixels may make it pay"
+        f"warning: at {size_text(size)} px {len(losing)} of the {len(ours)} layers with efficient attention are not "
+        f"faster than full attention, the first with {spec} ({reason}). Training continues; larger images may change "
+        "this"
     )

@@ -81,15 +81,16 @@ def compare(
 ) -> Results:
     """Train every attention in every setting from every seed, measure each, and write results and report to `out`.
 
-    `fields` replace fields of the recipes (`epochs=5`). Finished runs in `out` are not repeated: a killed comparison
-    resumes, and another attention adds its rows.
+    Among the attentions, `all` stands for one of each registered mechanism, also of plug-ins. Those that a model cannot
+    use are skipped with a message. `fields` replace fields of the recipes (`epochs=5`). Finished runs in `out` are not
+    repeated: a killed comparison resumes, and another attention adds its rows.
     """
     out = Path(out)
     refuse_while_loading("a comparison")
     if not seeds:
         raise UserError("compare needs a seed to start from: give at least one")
     asked = combinations(_list(models), attentions, patches, _list(data), _list(recipes), fields)
-    sources = check(asked)
+    sources, asked = check(asked, required=attentions, say=say)
     steps = {c: c.setting.recipe.steps(per_epoch(c, sources)) for c in asked}
     with only_run(out):
         remember(out, asked, command)
@@ -129,12 +130,16 @@ def publish(out: Path, failed: Mapping[str, str] = types.MappingProxyType({})) -
     return Results(out, rows, stamp, dict(failed))
 
 
-def check(variants: Sequence[Variant]) -> dict[str, Source]:
+def check(
+    variants: Sequence[Variant], required: Sequence[str], say: Callable[[str], None]
+) -> tuple[dict[str, Source], list[Variant]]:
     """Build every model and its optimiser before any is trained, so that mistakes are reported first.
 
-    Returns the training images of each data set.
+    A model that cannot be built is an error if its attention is `required`; otherwise the variant is skipped. Returns
+    the training images of each data set, and the remaining variants.
     """
     sources: dict[str, Source] = {}
+    remaining = []
     for variant in variants:
         data = variant.setting.data
         if not variant.setting.recipe.epochs:
@@ -145,8 +150,15 @@ def check(variants: Sequence[Variant]) -> dict[str, Source]:
         if not classes:
             raise UserError(f"--data {data!r} has images without labels: comparing needs one folder per class")
         per_epoch(variant, sources)
-        make_optimizer(build.build(variant, classes), variant.setting.recipe)
-    return sources
+        try:
+            make_optimizer(build.build(variant, classes), variant.setting.recipe)
+        except UserError as error:
+            if variant.attention in required:
+                raise
+            say(f"{variant.attention} is skipped: {error}")
+        else:
+            remaining.append(variant)
+    return sources, remaining
 
 
 def per_epoch(variant: Variant, sources: Mapping[str, Source]) -> int:

@@ -26,11 +26,11 @@ from attendless.stamp import cores
 from .progress import Progress
 from .variants import PICTURES
 
-#: How many times as large as a pixel of the map the pictures of the report are drawn.
+#: Scale of the images in the report relative to a pixel of the map.
 _PIXELS = 4
-#: How light those places are that nobody sees sharply.
+#: Brightness of positions to which no query attends sharply.
 _DARK = 0.15
-#: One patch in so many is asked what it sees sharply; no divisor of a row's length, so that all columns are asked.
+#: One patch in this many is a query of the map; no divisor of a row's length, so that all columns occur.
 _EVERY = 37
 
 
@@ -41,11 +41,11 @@ class Asked:
     attention: str = "foveal:keep=0.1"
     size: int = 192
     data: str = f"{PICTURES},size=192,val=600"
-    #: Threads while it is timed; answers are collected on all cores.
+    #: Threads of the latency benchmark; the evaluation uses all cores.
     threads: int = 1
     #: Seconds of timing.
     budget: float = 20.0
-    #: How many pictures the report shows.
+    #: Number of images in the report.
     shown: int = 2
 
 
@@ -59,8 +59,8 @@ def convert_and_measure(path: Path, asked: Asked, say: Callable[[str], None], pr
     try:
         torch.set_num_threads(cores())
         how, models = preprocessing(model, size), {"full": dense, asked.attention: fast}
-        # By the usual backends, so that the answers are the same every time.
-        with execution("off"), progress(f"pictures of {size[0]} px", len(source)) as advance:
+        # The default backends, so that predictions are reproducible.
+        with execution("off"), progress(f"images of {size[0]} px", len(source)) as advance:
             found = evaluate(dense, models, source, how, batch=16, workers=0, progress=advance)
     finally:
         torch.set_num_threads(before)
@@ -82,7 +82,7 @@ def convert_and_measure(path: Path, asked: Asked, say: Callable[[str], None], pr
 def headline(row: dict[str, Any]) -> str:
     """The result of the conversion in one sentence."""
     low, high = row["difference_ci"]
-    quicker = f"{row['speedup']:.1f}× sooner" if row["distinguishable"] and row["speedup"] > 1 else row["verdict"]
+    quicker = f"{row['speedup']:.1f}× faster" if row["distinguishable"] and row["speedup"] > 1 else row["verdict"]
     return (
         f"{row['attention'].partition(':')[0]}: {quicker} at {row['tokens']:,} tokens, {points(row['difference'])} "
         f"({low:+.1f} to {high:+.1f}), no training"
@@ -90,9 +90,9 @@ def headline(row: dict[str, Any]) -> str:
 
 
 def points(difference: float) -> str:
-    """`0.2 points lost`, `0.4 points won`."""
+    """`accuracy drop 0.2 points`, `accuracy gain 0.4 points`."""
     amount = f"{abs(difference):.1f}"
-    return "no point lost" if amount == "0.0" else f"{amount} points {'lost' if difference < 0 else 'won'}"
+    return "no accuracy drop" if amount == "0.0" else f"accuracy {'drop' if difference < 0 else 'gain'} {amount} points"
 
 
 @torch.no_grad()

@@ -26,7 +26,7 @@ from .variants import Variant
 FACTORS = (1, 3, 6)
 #: Seconds of timing for each variant and size.
 BUDGET = 2.0
-#: What a point of the cost curve keeps of a measurement.
+#: The fields of a measurement that a point of the cost curve stores.
 _POINT = (
     *("size", "tokens", "macs", "latency_ms", "dense_latency_ms", "speedup", "spread"),
     *("quartiles", "pairs", "distinguishable"),
@@ -58,7 +58,7 @@ def measure(
         sized, base = ([*models], dense) if factor == 1 else ([resized(m, size) for m in models], resized(dense, size))
         say(f"memory of {len(models)} attentions at {size[0]}x{size[1]} px")
         memories = peaks([*sized, base], size, threads=threads, jobs=jobs)
-        say(f"timing {len(models)} attentions at {size[0]}x{size[1]} px, by turns")
+        say(f"timing {len(models)} attentions at {size[0]}x{size[1]} px, interleaved")
         found = bench_all(
             sized,
             base,

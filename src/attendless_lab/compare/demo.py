@@ -38,7 +38,7 @@ def demo(
 
     `comparison` goes to `compare`. The model that is converted is the comparison's first with full attention.
     """
-    say("1. attentions trained alike")
+    say("1. attentions trained under identical conditions")
     compared = compare(out=out, say=say, progress=progress, **comparison)
     path = compared.out / CONVERSION
     if path.is_file():

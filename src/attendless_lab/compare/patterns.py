@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from attendless.attention import Attention
 from attendless.maps import Entry, entry, layers
 
-#: Up to so many patches, every patch is a query; beyond, only the middle one, or the report would grow large.
+#: Up to this many patches, every patch is a query; beyond, only the middle one, to limit the size of the report.
 EVERY_QUERY = 256
 
 
@@ -37,7 +37,7 @@ def looks(model: nn.Module, image: Tensor) -> list[Look]:
 
 def _look(layer: int, given: Entry) -> Look | None:
     grid = given.context.grid
-    if grid.reduced:  # its tokens no longer stand on the grid
+    if grid.reduced:  # its tokens are no longer on the grid
         return None
     every = grid.patches <= EVERY_QUERY
     middle = grid.height // 2 * grid.width + grid.width // 2

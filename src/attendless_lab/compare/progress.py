@@ -21,9 +21,9 @@ from .build import build
 from .run import Job
 from .variants import Variant
 
-#: Given what is counted and how much of it there is, a function that is told what has been done since.
+#: Receives a label and a total, and gives a function that receives the increments.
 Progress = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-#: Seconds between two looks at the runs' files.
+#: Seconds between two reads of the runs' files.
 _LOOK = 1.0
 
 

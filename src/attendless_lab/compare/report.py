@@ -1,7 +1,7 @@
 """One self-contained `report.html`: the rows, curves and maps as data inside the page, drawn by its own script.
 
-Nothing is fetched: style, script and data stand in the file, so it can be mailed, archived and opened offline. If the
-folder holds a `conversion.json` (the demo's: a model converted without training), the page opens with it.
+Style, script and data are in the file, so it can be mailed, archived and opened offline. If the folder has a
+`conversion.json` (of the demo: a model converted without training), the page starts with it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from .patterns import looks
 from .results import headline
 from .variants import Setting, Variant
 
-#: Where the demo leaves what it converted.
+#: The demo's results of the conversion.
 CONVERSION = "conversion.json"
-#: The picture's side in the page, in pixels.
+#: Side of the image in the page, in pixels.
 _THUMBNAIL = 160
 
 
@@ -98,7 +98,7 @@ def _picture(setting: Setting) -> Any:
     """The image of the maps: the first of the validation set."""
     try:
         return open_data(setting.data, "val")[0][0]
-    except UserError:  # the data has gone since, or its first picture is damaged: no maps then
+    except UserError:  # the data was removed, or its first image is damaged: no maps then
         return None
 
 

@@ -20,7 +20,7 @@ from .run import finished
 from .variants import Variant
 
 Row = dict[str, Any]
-#: What two stamps must agree in for their times to be comparable.
+#: Latencies are comparable if the stamps agree in these fields.
 _MACHINE = ("cpu", "torch_capability", "threads", "device", "torch", "native_kernels")
 
 
@@ -80,11 +80,10 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def on_one_clock(points: Sequence[Row]) -> None:
-    """Give variants of one setting, at one size, milliseconds that can be compared: `ms`, on the clock of their
-    median dense model.
+    """Give variants of one setting, at one size, comparable latencies: `ms`, relative to the median baseline.
 
-    Variants that were measured on different days met different machines; the ratios to the dense model, which was
-    timed by turns with each of them, belong together.
+    Variants measured on different days may have run on different machines. Their speed-ups over the baseline, which was
+    in the same interleaved benchmark as each of them, are comparable.
     """
     dense = statistics.median(point["dense_latency_ms"] for point in points) if points else 0.0
     for point in points:
@@ -104,8 +103,8 @@ def headline(rows: Sequence[Row]) -> str:
         return ""
     best, worst = (choose(known, key=lambda row: row["top1_mean"]) for choose in (max, min))
     text = (
-        f"trained alike, {best['attention']} answers best, {best['top1_mean']:.1f} %, and {worst['attention']} worst, "
-        f"{worst['top1_mean']:.1f} %"
+        f"trained under identical conditions, {best['attention']} has the highest top-1, {best['top1_mean']:.1f} %, "
+        f"and {worst['attention']} the lowest, {worst['top1_mean']:.1f} %"
     )
     timed = [(row, largest(row)) for row in known if largest(row)]
     if len(timed) < 2:
@@ -113,7 +112,7 @@ def headline(rows: Sequence[Row]) -> str:
     quickest, point = max(timed, key=lambda pair: pair[1]["speedup"])
     where = f"at {point['tokens']:,} tokens" if point.get("tokens") else f"at {point['size'][0]} px"
     return (
-        f"{text}; {where} {quickest['attention']} is quickest, {point['speedup']:.1f}× as quick as the dense model, "
+        f"{text}; {where} {quickest['attention']} is the fastest, {point['speedup']:.1f}× as fast as the baseline, "
         f"with {quickest['top1_mean']:.1f} %"
     )
 
@@ -138,7 +137,7 @@ def _cost(form: Callable[[Row], str]) -> Callable[[Row], str]:
     return lambda row: form(largest(row)) if largest(row) else "–"
 
 
-#: The columns people read, and how each is printed.
+#: Column of the printed table → how its cell is formatted.
 COLUMNS: dict[str, Callable[[Row], str]] = {
     "attention": lambda row: row["attention"],
     "top-1 %": _accuracy,
@@ -149,7 +148,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
     "ms": _cost(lambda at: f"{at['ms']:.2f}"),
     "speed-up": _cost(lambda at: f"{at['speedup']:.2f}×"),
     "quartiles": _cost(lambda at: "{:.2f}–{:.2f}".format(*at["quartiles"])),
-    "against dense": _cost(_difference),
+    "against baseline": _cost(_difference),
     "MB": _cost(lambda at: f"{at['peak_memory_mb']:.1f}" if at["peak_memory_mb"] is not None else "–"),
 }
 

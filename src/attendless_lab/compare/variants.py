@@ -17,10 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from attendless.attention import attentions as registered
+from attendless.attention import parse
 from attendless.errors import UserError
 from attendless.train.recipe import Recipe
 from attendless.train.training import settle
 
+#: Stands for one spec of every registered attention in `attendless compare --attention`.
+ALL = "all"
 #: The default attentions of `attendless compare`: one of every kind.
 ATTENTIONS = (
     "full",
@@ -30,6 +34,8 @@ ATTENTIONS = (
     "efficient",
     "linformer",
 )
+#: Less attention reads the scores of the layer before, so it alternates with full attention.
+_LESS = "full+lavit"
 MODEL = "columnar_micro_patch4_32"
 #: Scenes with clutter, so that attentions differ in accuracy.
 PICTURES = "scenes:colours=5,shade=25,clutter=4,grain=4"
@@ -94,6 +100,15 @@ def slug(text: str, meaning: Any) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._]+', '-', text).strip('-.')[:60]}-{digits}"
 
 
+def every_attention() -> tuple[str, ...]:
+    """The specs that `all` stands for: one of each registered attention, also of plug-ins.
+
+    The spec is the one of the default comparison, or else the attention with its default options.
+    """
+    chosen = {parse(spec).name: spec for spec in ATTENTIONS} | {"lavit": _LESS}
+    return tuple(dict.fromkeys([*ATTENTIONS, *(chosen.get(name, name) for name in registered())]))
+
+
 def combinations(
     models: Sequence[str],
     attentions: Sequence[str],
@@ -102,12 +117,16 @@ def combinations(
     recipes: Sequence[str],
     fields: Mapping[str, Any],
 ) -> list[Variant]:
-    """Every combination, each once, in the order given. `fields` replace fields of every recipe."""
+    """Every combination, each once, in the order given, with `all` replaced by `every_attention`.
+
+    `fields` replace fields of every recipe.
+    """
     if not attentions:
         raise UserError("compare needs attentions to compare: give at least one")
+    expanded = [spec for given in attentions for spec in (every_attention() if given == ALL else (given,))]
     given = itertools.product(models, patches or (None,), data, recipes)
     settings = [Setting(m, d, settle(r, {**fields, "seed": 0}), p, r) for m, p, d, r in given]
-    return list(dict.fromkeys(Variant(s, a) for s in settings for a in attentions))
+    return list(dict.fromkeys(Variant(s, a) for s in settings for a in expanded))
 
 
 def remember(out: Path, variants: Sequence[Variant], command: str) -> None:

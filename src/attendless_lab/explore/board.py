@@ -15,7 +15,7 @@ from .sides import DENSE, Explorer, Facts, Look
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What is asked about a picture: the patch (row and column of the first layer's), the layer, and a head or all."""
+    """A query: the image, the patch (row and column in the first layer), the layer, and one head or all (None)."""
 
     picture: Picture
     place: tuple[int, int]
@@ -24,7 +24,7 @@ class Question:
 
 
 def moved(place: tuple[int, int], grid: tuple[int, int], event: dict[str, Any]) -> tuple[int, int]:
-    """Where the patch is after a click `down` and `across` a picture, as shares of its sides, or after a `step`."""
+    """The patch after a click at `down` and `across`, as shares of an image's sides, or after a `step`."""
     try:
         if "step" in event:
             wanted = [now + int(step) for now, step in zip(place, event["step"], strict=True)]
@@ -37,7 +37,7 @@ def moved(place: tuple[int, int], grid: tuple[int, int], event: dict[str, Any]) 
 
 
 def query(explorer: Explorer, asked: Question) -> str:
-    """The picture with the patch, and what full attention looks at from there."""
+    """The image with the patch marked, and the map of full attention for that patch."""
     try:
         look = explorer.look(explorer.reference, asked.picture, asked.place, asked.layer, asked.head)
         grid = explorer.grid(asked.picture)
@@ -45,19 +45,19 @@ def query(explorer: Explorer, asked: Question) -> str:
         return wrong(error)
     row, column = asked.place
     patch = f"row {row}, column {column}"
-    shown = _figure(paint.picture(asked.picture, grid, asked.place), f"the patch: {patch}", f"The picture, {patch}")
+    shown = _figure(paint.picture(asked.picture, grid, asked.place), f"the patch: {patch}", f"The image, {patch}")
     return _row(shown, _heat(asked, look, "full attention" if explorer.reference == DENSE else explorer.reference))
 
 
 def side(explorer: Explorer, asked: Question, attention: str) -> str:
-    """What an attention sees sharply from the patch, its map, and what the model answers with it."""
+    """The keys that an attention uses exactly for the patch, its map, and the prediction of the model with it."""
     try:
         look = explorer.look(attention, asked.picture, asked.place, asked.layer, asked.head)
         facts, before = (explorer.facts(name, asked.picture) for name in (attention, explorer.reference))
     except UserError as error:
         return wrong(error)
     sharp, patches = float(look.sharp.sum()), look.sharp.numel()
-    text = f"seen sharply: {sharp:.0f} of {patches} patches"
+    text = f"attended exactly: {sharp:.0f} of {patches} patches"
     place = (look.row, look.column)
     mask = _figure(paint.heat(asked.picture, look.sharp, place, most=1.0), text, f"Mask of {attention}: {text}")
     return _row(mask, _heat(asked, look, "its map")) + _facts(facts, before, explorer)
@@ -83,11 +83,11 @@ def _row(*figures: str) -> str:
 
 
 def _facts(ours: Facts, reference: Facts, explorer: Explorer) -> str:
-    """A table: time, multiply-accumulates, and the likeliest classes."""
+    """A table: latency, multiply-accumulates, and the classes with the highest probability."""
     names, ratio = explorer.classes, ours.reference_ms / ours.ms
-    pace = f"{ratio:.2f}× as fast" if ratio >= 1 else f"{1 / ratio:.2f}× as long"
+    pace = f"{ratio:.2f}× as fast"
     rows = [
-        ("milliseconds", f"{ours.ms:.1f}", f"{ours.reference_ms:.1f}", pace),
+        ("latency, ms", f"{ours.ms:.1f}", f"{ours.reference_ms:.1f}", pace),
         ("MACs", f"{ours.macs / 1e9:.3f} G", f"{reference.macs / 1e9:.3f} G", f"{ours.macs / reference.macs - 1:+.1%}"),
     ]
     for number in ours.answer.topk(min(5, len(names))).indices.tolist():

@@ -23,14 +23,14 @@ try:
 
     from attendless.serve.hosts import KnownHosts
 except ImportError:
-    raise UserError("exploring needs gradio: pip install 'attendless[app]'") from None
+    raise UserError("attendless explore requires gradio: pip install 'attendless[app]'") from None
 
 EVERY_HEAD = "mean of all"
-#: A click on any picture, and the arrow keys, move the patch.
+#: A click on any image, and the arrow keys, move the patch.
 MOVING = """
 element.tabIndex = 0;
 element.setAttribute('role', 'group');
-element.setAttribute('aria-label', 'Pictures: click a patch, or move it with the arrow keys');
+element.setAttribute('aria-label', 'Images: click a patch, or move it with the arrow keys');
 element.addEventListener('click', (event) => {
   if (event.target.tagName !== 'IMG') return;
   const box = event.target.getBoundingClientRect();
@@ -59,13 +59,20 @@ STYLE = """
 def build(
     explorer: Explorer, transform: Callable[[Any], Tensor], first: Picture, shown: Sequence[str], note: str = ""
 ) -> Any:
-    """The page for a model: `first` is the picture it begins with; the first two of `shown` are the attentions side by
-    side, the others are offered before all that there are."""
+    """The page for a model.
+
+    Args:
+        explorer: the model with any attention.
+        transform: the preprocessing of uploaded images.
+        first: the image at the start.
+        shown: attention specs. The first two are shown side by side; the others come first in the menus.
+        note: Markdown below the title.
+    """
     known = list(dict.fromkeys([*shown, OWN, *sorted(attentions())]))
     rows, columns = explorer.grid(first)
     with gr.Blocks(title="attendless explore", analytics_enabled=False, delete_cache=(600, 3600)) as page:
         seen = gr.State(first)
-        gr.Markdown(f"## What a patch looks at\n{note}")
+        gr.Markdown(f"## Attention of one patch\n{note}")
         with gr.Row():
             with gr.Column(scale=3):
                 top = _board()
@@ -79,7 +86,7 @@ def build(
                     row = gr.Number(rows // 2, label="patch: row", precision=0, minimum=0, maximum=rows - 1)
                     column = gr.Number(columns // 2, label="column", precision=0, minimum=0, maximum=columns - 1)
                 endings = [f".{name.lower()}" for name in (*FORMATS, "jpg", "tif")]
-                text = f"another picture (up to {MOST_BYTES >> 20} MB)"
+                text = f"another image (up to {MOST_BYTES >> 20} MB)"
                 upload = gr.File(file_types=endings, label=text, height=140)
         specs, keeps, sides = [], [], []
         with gr.Row():
@@ -127,18 +134,20 @@ def build(
 
 
 def check_place(host: str, port: int) -> None:
-    """Raise unless something can be served there."""
+    """Raise `UserError` unless this process can listen at the address."""
     try:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass
     except OSError as error:
         why = str(error.strerror or error).partition(" (while")[0]
-        raise UserError(f"cannot serve at {host}:{port}: {why}; --host and --port choose another place") from None
+        raise UserError(
+            f"cannot serve at {host}:{port}: {why}; choose another address with --host and --port"
+        ) from None
 
 
 @contextmanager
 def serving(page: Any, host: str, port: int, names: Sequence[str] = ()) -> Iterator[str]:
-    """Inside, the page is at the address given, for requests to an IP address, `localhost`, `host` or a name given."""
+    """Inside the context, serve the page. Accept requests to an IP address, `localhost`, `host` or one of `names`."""
     _, address, _ = page.launch(
         server_name=host, server_port=port, prevent_thread_lock=True, quiet=True, share=False, inbrowser=False,
         max_file_size=MOST_BYTES, ssr_mode=False, show_error=True, css=STYLE, footer_links=[],
@@ -155,8 +164,8 @@ def _board() -> Any:
 
 
 def _keep(spec: str) -> dict[str, Any]:
-    """What the slider of an attention says."""
+    """Value and label of the slider for the keep rate of an attention."""
     keep = keep_of(spec)
     if keep is None:
-        return {"value": 1.0, "label": "keep-rate (this attention has none)", "interactive": False}
-    return {"value": keep, "label": "keep-rate", "interactive": True}
+        return {"value": 1.0, "label": "keep rate (this attention has none)", "interactive": False}
+    return {"value": keep, "label": "keep rate", "interactive": True}

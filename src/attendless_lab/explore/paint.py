@@ -1,4 +1,4 @@
-"""Images by NumPy and Pillow in the colours of the figures: milliseconds, where Matplotlib takes a second."""
+"""Draw maps with NumPy and Pillow in the colours of the figures, in milliseconds instead of Matplotlib's second."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from attendless.show.panels import HEAT, MARK
 
 from .picture import Picture
 
-#: Smaller pictures are enlarged to about this side, so that a patch's edges stay sharp.
+#: Smaller images are enlarged to about this side, so that the edges of patches stay sharp.
 SIDE = 336
 
 
 def picture(seen: Picture, grid: tuple[int, int], place: tuple[int, int]) -> str:
-    """The picture with the patch at `place` of `grid` marked, as the `src` of an HTML image."""
+    """The image with the patch at `place` of `grid` marked, as the `src` of an HTML image."""
     return _source(_marked(_enlarged(seen)[0], grid, place))
 
 
 def heat(seen: Picture, values: Tensor, place: tuple[int, int], *, most: float | None = None) -> str:
-    """A map [rows, columns] over the greyed picture, from nothing to its most (or `most`)."""
+    """A map [rows, columns] over the grey image, scaled from zero to its maximum (or `most`)."""
     shown = values.float().numpy()
     top = float(shown.max(initial=0.0)) if most is None else most
     levels = (np.clip(shown / (top or 1.0), 0, 1) * 255).astype(np.uint8)
@@ -37,7 +37,7 @@ def heat(seen: Picture, values: Tensor, place: tuple[int, int], *, most: float |
 
 @lru_cache(maxsize=1)
 def _colours() -> np.ndarray:
-    """Of 256 levels, [256, 3], up to 255."""
+    """The colours of 256 levels, [256, 3], 0 to 255."""
     from matplotlib import colormaps
 
     return colormaps[HEAT](np.arange(256), bytes=True)[:, :3].astype(np.uint16)
@@ -45,14 +45,14 @@ def _colours() -> np.ndarray:
 
 @lru_cache(maxsize=8)
 def _enlarged(seen: Picture) -> tuple[np.ndarray, np.ndarray]:
-    """The picture [h, w, 3] and its greys [h, w], up to 255."""
+    """The image [h, w, 3] and its grey levels [h, w], 0 to 255."""
     times = max(1, -(-SIDE // max(seen.view.shape[:2])))
     large = (seen.view * 255).round().astype(np.uint8).repeat(times, 0).repeat(times, 1)
     return large, large.mean(-1).astype(np.uint16)
 
 
 def _marked(image: np.ndarray, grid: tuple[int, int], place: tuple[int, int]) -> np.ndarray:
-    """With a frame around the patch, orange in white, so that it is seen on every colour."""
+    """Draw a frame around the patch, orange inside white, which is visible on every colour."""
     (rows, columns), (row, column), (height, width) = grid, place, image.shape[:2]
     top, bottom = row * height // rows, (row + 1) * height // rows
     left, right = column * width // columns, (column + 1) * width // columns

@@ -22,8 +22,8 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 @dataclasses.dataclass(frozen=True)
 class Picture:
-    """`image` [1, 3, h, w] enters the model, `view` [h, w, 3] is the same for eyes, 0 to 1. Two with one `key` are the
-    same picture."""
+    """An image: `image` [1, 3, h, w] is the model's input, `view` [h, w, 3] the same for display, 0 to 1. Equal images
+    have equal `key`."""
 
     key: str
     image: Tensor = dataclasses.field(compare=False, repr=False)
@@ -31,14 +31,14 @@ class Picture:
 
 
 def take(path: str | Path, transform: Callable[[Any], Tensor]) -> Picture:
-    """The picture in a file of unknown origin, as the model sees it; `BadImage` says what is wrong with it."""
+    """Read and preprocess an untrusted image file; raises `BadImage` with the reason if it is not accepted."""
     if os.path.isfile(path) and os.path.getsize(path) > MOST_BYTES:
         megabytes = os.path.getsize(path) / (1 << 20)
-        most = f"at most {MOST_BYTES >> 20} MB are taken"
+        most = f"at most {MOST_BYTES >> 20} MB are accepted"
         raise BadImage(f"cannot read image {Path(path).name!r}: {megabytes:.1f} MB, {most}")
     try:
         return prepare(load_image(path, formats=FORMATS, most_pixels=MOST_PIXELS), transform)
-    except BadImage as error:  # where a server keeps its uploads is nobody's business
+    except BadImage as error:  # do not disclose the path of the upload
         raise BadImage(str(error).replace(str(path), Path(path).name)) from None
 
 
@@ -49,8 +49,8 @@ def prepare(picture: Image.Image, transform: Callable[[Any], Tensor]) -> Picture
 
 
 def first_picture() -> Image.Image:
-    """What a page shows before anybody hands in something: a photograph in the public domain that Matplotlib brings
-    (Rear Admiral Grace Hopper, U.S. Navy)."""
+    """The image at the start of the page: a photograph in the public domain that is part of Matplotlib (Rear Admiral
+    Grace Hopper, U.S. Navy)."""
     from matplotlib import cbook
 
     return load_image(str(cbook.get_sample_data("grace_hopper.jpg", asfileobj=False)))

@@ -33,16 +33,16 @@ from attendless.show.scene import with_full_attention
 
 from .picture import Picture
 
-#: How long the models are timed for a picture, in seconds; `attendless bench` takes longer and says how sure it is.
+#: Seconds of timing per image; `attendless bench` takes longer and reports an interval.
 GLANCE = 0.25
-#: In the place of a spec: full attention and every token, which all is compared with; and the model as it was given.
+#: In place of a spec: full attention with every token, the baseline; and the model as it was given.
 DENSE, OWN = "dense", "as it is"
 
 
 @dataclasses.dataclass(frozen=True)
 class Look:
-    """What one patch looks at in one layer, on that layer's grid [height, width]: `sharp` is the share of heads that
-    see a place as it is, `weights` what it gets of the patch's attention. `row`, `column` are the patch's."""
+    """The attention of one patch in one layer, on that layer's grid [height, width]: `sharp` is the share of heads that
+    use a key exactly, `weights` its attention weight. `row` and `column` are those of the patch."""
 
     sharp: Tensor
     weights: Tensor
@@ -52,8 +52,8 @@ class Look:
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-    """What a model answers, as probabilities [classes], and what that takes: milliseconds beside those of what it is
-    compared with, timed in turns, and multiply-accumulates."""
+    """The prediction of a model, as probabilities [classes], and its cost: latency, that of the baseline in the same
+    interleaved benchmark, and multiply-accumulates."""
 
     answer: Tensor
     ms: float
@@ -62,7 +62,7 @@ class Facts:
 
 
 class Explorer:
-    """A model that can be given any attention, looked at through pictures. One question is answered at a time."""
+    """A model with any attention, and its maps and predictions for images. A lock serialises the queries."""
 
     def __init__(self, model: nn.Module, predictor: str | None = None) -> None:
         self.own = seen_by_us(model).eval()
@@ -72,15 +72,15 @@ class Explorer:
         self.model = lru_cache(maxsize=6)(self._model)
         self._entry = lru_cache(maxsize=64)(self._find_entry)
         self._facts = lru_cache(maxsize=64)(self._find_facts)
-        layers(self.own)  # says so if there are none
+        layers(self.own)  # raises if there are none
         self.reference = self._reference()
         self.layers = numbers(self.model(self.reference), None)
         known = layers(self.model(self.reference))
         self.heads = max(attention.num_heads for attention in known if isinstance(attention, Attention))
 
     def _reference(self) -> str:
-        """What all is compared with: full attention, or, where that does not fit (the stages of a LaViT hand on scores
-        of another shape), the model as it is."""
+        """The baseline: full attention, or the model as it is where full attention does not fit (the stages of a LaViT
+        pass on scores of another shape)."""
         try:
             self.model(DENSE)
         except UserError:
@@ -88,7 +88,7 @@ class Explorer:
         return DENSE
 
     def grid(self, picture: Picture) -> tuple[int, int]:
-        """Rows and columns of the first layer's patches, by which patches are called."""
+        """Rows and columns of patches in the first layer; patches are identified by them."""
         with self._asking:
             grid = self._entry(self.reference, picture, self.layers[0]).context.grid
         return grid.height, grid.width
@@ -96,14 +96,14 @@ class Explorer:
     def look(
         self, attention: str, picture: Picture, place: tuple[int, int], layer: int, head: int | None = None
     ) -> Look:
-        """What the patch at `place`, a row and column of the first layer's, looks at in a layer, by one head or by all
-        of them on average."""
+        """The attention of the patch at `place`, a row and column in the first layer, in `layer`: of one head, or the
+        mean of all heads."""
         height, width = picture.image.shape[-2:]
         rows, columns = self.grid(picture)
         row, column = place
         if not (0 <= row < rows and 0 <= column < columns):
             raise UserError(
-                f"there is no patch in row {row}, column {column}: rows go to {rows - 1}, columns to {columns - 1}"
+                f"there is no patch in row {row}, column {column}: the last is in row {rows - 1}, column {columns - 1}"
             )
         pixel = ((column + 0.5) * width / columns, (row + 0.5) * height / rows)
         with self._asking, torch.no_grad():
@@ -119,19 +119,19 @@ class Explorer:
         return Look(sharp, weights, int(pixel[1] * grid.height / height), int(pixel[0] * grid.width / width))
 
     def facts(self, attention: str, picture: Picture) -> Facts:
-        """What the model with that attention answers, and what it takes."""
+        """Prediction and cost of the model with that attention."""
         with self._asking:
             return self._facts(attention, picture)
 
     @cached_property
     def classes(self) -> list[str]:
-        """What the numbers of the answer stand for."""
+        """The names of the classes."""
         count = int(self.own.num_classes)  # type: ignore[arg-type]
         if count != 1000:
             return [f"class {number}" for number in range(count)]
         return [name.split(",")[0] for name in ImageNetInfo().label_descriptions()]
 
-    # What is kept --------------------------------------------------------------------------------------------------
+    # Cached results ------------------------------------------------------------------------------------------------
 
     def _model(self, attention: str) -> nn.Module:
         if attention == OWN:
@@ -157,7 +157,7 @@ class Explorer:
 
 
 def keep_of(attention: str) -> float | None:
-    """The keep-rate that a spec says, or None if it has no such option, or several parts."""
+    """The keep rate of a spec; None if the spec has no such option or several parts."""
     try:
         keep: Any = getattr(parse(attention).options, "keep", None)
     except UserError:
@@ -166,6 +166,6 @@ def keep_of(attention: str) -> float | None:
 
 
 def with_keep(attention: str, keep: float) -> str:
-    """The spec at another keep-rate; what has none stays as it is."""
+    """The spec with another keep rate, unchanged if it has no keep rate."""
     now = keep_of(attention)
     return attention if now is None or now == keep else str(parse(attention).replace(keep=keep))

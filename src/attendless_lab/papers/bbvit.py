@@ -1,7 +1,8 @@
 """Tables of "'Sufficient' Attention Is All You Need" (BBViT, Shivasankaran V P), and the patterns of its figure.
 
-The paper means by R, W and G which *keys* a query sees; its released code switches which blocks of *queries* answer at
-all, and the others output zeros. Both are built here: `bigbird:form=1d,window=0,…` and `bigbird:form=1d,gate=…`.
+In the paper, R, W and G select the *keys* that a query attends to. In its released code, they select the blocks of
+*queries* that attend; the other queries output zeros. Both are built here: `bigbird:form=1d,window=0,…` and
+`bigbird:form=1d,gate=…`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,20 @@ from attendless.backbones.cost import parameters
 from attendless.measure.clock import device_timer, warm_up
 
 from . import rules
-from .table import Row, Table, register_table
+from .table import Row, Source, Table, register_table
 
-SOURCE = "BBViT (Shivasankaran V P, \"'Sufficient' Attention Is All You Need\")"
-PAIRS = "pairs: the share of all pairs of tokens that attend, over heads and layers"
-KEYS = "by keys: R, W and G say which keys each query sees, as the paper describes them; prefix tokens see all"
-GATES = "by queries: R, W and G say which blocks of queries answer, each with the whole pattern, as the code has it"
+SOURCE = Source(
+    "bbvit",
+    "BBViT",
+    "Shivasankaran V P, \"'Sufficient' Attention Is All You Need\"",
+    """\
+Top-1 needs 200 epochs of Imagenette, which take days on a CPU; `--time` estimates the hours.
+[BBViT at small scale](../bbvit.md) has the runs that a CPU can do.
+""",
+)
+PAIRS = "pairs: the share of query-key pairs that are computed, over heads and layers"
+KEYS = "R, W and G select the keys of each query, as in the paper; the class token attends to all tokens"
+GATES = "rows *by queries*: R, W and G select the blocks of queries that attend, as in the released code"
 
 #: Row of Table 2 → which of R, W and G it has (none: full attention), printed top-1.
 PATTERNS = {
@@ -36,22 +45,22 @@ PATTERNS = {
     "BBViT-W+G": ("WG", "65.66"),
     "BBViT-R+G": ("RG", "62.39"),
 }
-#: The length of its training, in pictures: 200 epochs of Imagenette.
+#: The length of its training: 200 epochs of Imagenette.
 EPOCHS, PICTURES, BATCH = 200, 9469, 16
 
 _TRAINED = (
-    "200 epochs of Imagenette at {size} px, not re-run: `attendless train {model} --attention {attention} "
-    "--recipe bbvit`, hours by `--time`; at small scale: docs/bbvit.md"
+    "the author's value after 200 epochs of Imagenette at {size} px, not re-run; to train a row: "
+    "`attendless train {sparse} --attention A --recipe bbvit`, with {full} for full attention"
 )
 _README = {
-    "BBViT-W": "the repository's page has 66.25, which would make it the best",
-    "BBViT-G": "the repository's page has it and R+G the other way round",
-    "BBViT-R+G": "the repository's page has it and G the other way round",
+    "BBViT-W": "the README of the repository prints 66.25, which would be the best value",
+    "BBViT-G": "the README of the repository swaps the values of G and R+G",
+    "BBViT-R+G": "the README of the repository swaps the values of G and R+G",
 }
 _WHY = {
-    "ViT-Tiny": "at the stated 184 px; with 2,210 tokens (376 px) {} M, which no source states",
-    "BBViT-Tiny": "at the stated 184 px; with 2,210 tokens (376 px) {} M, which no source states",
-    "BBViT-Moderate": "rounds to 45.4; printed as if rounded twice",
+    "ViT-Tiny": "counted at 184 px, as stated, while 376 px (2,210 tokens) would give {} M, but is stated nowhere",
+    "BBViT-Tiny": "counted at 184 px, as stated, while 376 px (2,210 tokens) would give {} M, but is stated nowhere",
+    "BBViT-Moderate": "rounds to 45.4, and the printed value looks rounded twice",
 }
 _TABLE_1 = {
     "ViT-Tiny": ("bbvit_vit_tiny", "7.5"),
@@ -62,7 +71,7 @@ _TABLE_1 = {
 
 
 def by_keys(letters: str, block: int | None = None) -> str:
-    """The attention in which R, W and G are keys; full attention if there are none of them."""
+    """The attention in which R, W and G select keys; full attention if `letters` is empty."""
     if not letters:
         return "full"
     off = {"R": "random=0", "W": "window=0", "G": "globals=0"}
@@ -71,7 +80,7 @@ def by_keys(letters: str, block: int | None = None) -> str:
 
 
 def by_queries(letters: str, block: int | None = None) -> str:
-    """The attention in which R, W and G are blocks of queries."""
+    """The attention in which R, W and G select blocks of queries; full attention if `letters` is empty."""
     if not letters:
         return "full"
     sized = [] if block is None else [f"block={block}"]
@@ -79,7 +88,7 @@ def by_queries(letters: str, block: int | None = None) -> str:
 
 
 def pairs(attention: str, grid: Grid, heads: int) -> float:
-    """The share of all pairs of tokens that attend, in per cent."""
+    """The share of query-key pairs that are computed, in per cent."""
     made = create(f"{attention},seed=0" if attention != "full" else attention, 64 * heads, heads, grid=grid)
     return 100 * made.core_macs(grid) / (2 * grid.tokens**2 * made.attn_dim)
 
@@ -96,7 +105,10 @@ def _table_1() -> Iterator[Row]:
         yield Row(row, "parameters", "M", printed, counted[row], _WHY.get(row, "").format(larger))
     for size in ("Tiny", "Moderate"):
         gap = counted[f"ViT-{size}"] - counted[f"BBViT-{size}"]
-        why = "all of it: BBViT's code has no output projection, and biases for q, k and v; patterns have no weights"
+        why = (
+            "BBViT's code has no output projection but has biases for q, k and v, which is the whole difference: "
+            "patterns have no weights"
+        )
         yield Row(f"ViT-{size} − BBViT-{size}", "parameters", "M", "", gap, why)
 
 
@@ -105,13 +117,15 @@ def _table_2() -> Iterator[Row]:
     for row, (letters, top1) in PATTERNS.items():
         attention = by_keys(letters)
         model = "bbvit_tiny" if letters else "bbvit_vit_tiny"
-        trained = _TRAINED.format(size=184, model=model, attention=attention)
-        yield Row(row, "top-1", "%", top1, None, "; ".join(filter(None, [_README.get(row, ""), trained])))
-        yield Row(row, "pairs by keys", "%", "", pairs(attention, grid, heads), attention)
-        if letters:
-            gated = by_queries(letters)
-            yield Row(row, "pairs by queries", "%", "", pairs(gated, grid, heads), gated)
+        trained = _TRAINED.format(size=184, sparse="bbvit_tiny", full="bbvit_vit_tiny")
+        note = "; ".join(filter(None, [_README.get(row, ""), trained]))
+        yield Row(row, "top-1", "%", top1, None, note, attention=attention)
+        yield Row(row, "pairs", "%", "", pairs(attention, grid, heads))
         yield Row(row, "FLOPs", "G", "", rules.total(timm.create_model(model, attention=attention)))
+    for row, (letters, _) in PATTERNS.items():
+        gated = by_queries(letters)
+        if "gate" in gated:
+            yield Row(f"{row}, by queries", "pairs", "%", "", pairs(gated, grid, heads), attention=gated)
 
 
 def _table_3() -> Iterator[Row]:
@@ -119,21 +133,22 @@ def _table_3() -> Iterator[Row]:
         ("ViT", "bbvit_vit_moderate", "full", "75.89"),
         ("BBViT", "bbvit_moderate", "bigbird:form=1d", "73.85"),
     ):
-        trained = _TRAINED.format(size=368, model=model, attention=attention)
-        yield Row(row, "top-1", "%", top1, None, f"{trained}; pool: the code leaves it at the class token here")
-        yield Row(row, "pairs by keys", "%", "", pairs(attention, Grid(23, 23, 1), 16), attention)
+        trained = _TRAINED.format(size=368, sparse="bbvit_moderate", full="bbvit_vit_moderate")
+        note = f"{trained}; the code pools by the class token here"
+        yield Row(row, "top-1", "%", top1, None, note, attention=attention)
+        yield Row(row, "pairs", "%", "", pairs(attention, Grid(23, 23, 1), 16))
         yield Row(row, "FLOPs", "G", "", rules.total(timm.create_model(model, attention=attention)))
 
 
 def _figure_1() -> Iterator[Row]:
-    """What the figure draws, counted: each pattern alone and together, in the paper's 530 tokens."""
+    """The patterns that the figure draws, alone and together, on the paper's 530 tokens."""
     grid = Grid(23, 23, 1)
     for name, letters in (("random", "R"), ("window", "W"), ("global", "G"), ("BigBird", "RWG")):
-        yield Row(name, "pairs by keys", "%", "", pairs(by_keys(letters), grid, 8), by_keys(letters))
+        yield Row(name, "pairs", "%", "", pairs(by_keys(letters), grid, 8), attention=by_keys(letters))
 
 
 def training_seconds(model: Any, size: int) -> float:
-    """Seconds that the paper's training would take here, from a few steps of it, forward and backward."""
+    """Estimate of the seconds that the paper's training takes on this machine, from a few training steps."""
     model.train()
     images = torch.randn(BATCH, 3, size, size, generator=torch.Generator().manual_seed(0))
     labels = torch.zeros(BATCH, dtype=torch.long)
@@ -142,7 +157,7 @@ def training_seconds(model: Any, size: int) -> float:
 
 
 def _timed(size: int, models: dict[str, tuple[str, str]]) -> Iterator[Row]:
-    note = f"{EPOCHS} epochs of {PICTURES:,} pictures, estimated from a few steps of {BATCH} on this machine"
+    note = f"{EPOCHS} epochs of {PICTURES:,} images, estimated from a few steps of batch {BATCH} on this machine"
     for row, (model, attention) in models.items():
         yield Row(row, "training", "h", "", training_seconds(timm.create_model(model, attention=attention), size), note)
 
@@ -158,13 +173,18 @@ def _table_3_timed() -> Iterator[Row]:
     return _timed(368, {"ViT": ("bbvit_vit_moderate", "full"), "BBViT": ("bbvit_moderate", "bigbird:form=1d")})
 
 
-_SMALL = ("counted", "timed", "trained at small scale", "top-1 at full scale: 200 epochs of Imagenette, days on a CPU")
+_SMALL = (
+    "counted",
+    "timed",
+    "trained at small scale",
+    "not trained at full scale: 200 epochs take days on a CPU",
+)
 _DRAWN = "drawn: attendless show MODEL IMAGE --figure bbvit-1 --out F.png"
 _RULES = (PAIRS, KEYS, GATES)
 for _name, _title, _here, _rules, _counts, _times in (
     ("1", "Table 1: parameters", ("counted",), (), _table_1, None),
-    ("2", "Table 2: patterns, Tiny (184 px, patches of 8)", _SMALL, (rules.TOTAL, *_RULES), _table_2, _table_2_timed),
-    ("3", "Table 3: Moderate (368 px, patches of 16)", _SMALL, (rules.TOTAL, *_RULES), _table_3, _table_3_timed),
-    ("figure-1", "Figure 1: BigBird's patterns", ("counted", _DRAWN), _RULES, _figure_1, None),
+    ("2", "Table 2: patterns, Tiny (184 px, patch size 8)", _SMALL, (rules.TOTAL, *_RULES), _table_2, _table_2_timed),
+    ("3", "Table 3: Moderate (368 px, patch size 16)", _SMALL, (rules.TOTAL, PAIRS), _table_3, _table_3_timed),
+    ("figure-1", "Figure 1: BigBird's patterns", ("counted", _DRAWN), (PAIRS, KEYS), _figure_1, None),
 ):
     register_table(Table(f"bbvit-{_name}", _title, SOURCE, _rules, _counts, _times, here=_here))

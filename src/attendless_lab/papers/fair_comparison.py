@@ -1,7 +1,7 @@
 """The table of "Fair Comparison between Efficient Attentions" (Hong et al., 2022), from its poster.
 
-One pyramid, one recipe; only patch size and attention change. Each row names the form its numbers belong to, which for
-some mechanisms is not the one they were published in (see the mechanism's own file).
+One hierarchical model and one recipe; only patch size and attention change. Each row names the form of the mechanism
+that its values belong to. For some mechanisms it differs from the published form (see the mechanism's own file).
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ from attendless.attention import Grid, create
 from attendless.backbones.cost import parameters
 
 from . import rules
-from .table import Row, Table, register_table
+from .table import Row, Source, Table, register_table
 
-SOURCE = "Fair Comparison between Efficient Attentions (Hong, Lee, Bang and Jung, arXiv 2206.00244), poster"
-
-_CUT = "printed as if cut off after three digits, while the other rows are rounded"
-_WEIGHTS = "the table leaves out Fastformer's two vectors per head, w_q and w_k"
-_DAMAGED = (
-    "the leading digit is damaged in our copy of the poster; the ratio to SA-4 it prints, {}, leaves only this one"
+SOURCE = Source(
+    "fair-comparison",
+    "Fair comparison",
+    'Hong, Lee, Bang and Jung, "Fair Comparison between Efficient Attentions", arXiv 2206.00244, poster',
+    """\
+A row such as SA-4 names the mechanism and the patch size. Top-1 needs 300 epochs of ImageNet.
+[Attentions in one model](../fair-comparison.md) has the runs that a CPU can do.
+""",
 )
 
-_TRAINED = "the authors', 300 epochs of ImageNet; not re-run here. At small scale: docs/fair-comparison.md"
-_MISPRINT = "printed with −3.93, which is not its distance from SA-4: −4.20; "
+_CUT = "the printed value is truncated after three digits, while the other rows are rounded"
+_WEIGHTS = "the poster leaves out Fastformer's two vectors per head, w_q and w_k"
+_DAMAGED = "the leading digit is illegible in our copy of the poster and follows from the printed ratio to SA-4, {}"
+
+_TRAINED = "the authors' value after 300 epochs of ImageNet, not re-run"
+_MISPRINT = "printed with a difference of −3.93 to SA-4, although the values differ by −4.20; "
 
 #: Row → printed top-1.
 _TOP1 = {
@@ -34,7 +40,7 @@ _TOP1 = {
     "Swin-4": "80.08", "Swin-7": "78.72", "XCA+LPI-4": "81.54", "XCA+LPI-7": "79.7", "Columnar-14": "81.30",
     "Columnar-16": "80.97",
 }  # fmt: skip
-#: Row → model, attention, printed parameters (M), printed FLOPs (G), notes on each. None: not legible in our copy.
+#: Row → model, attention, printed parameters (M; None if illegible in our copy), printed FLOPs (G), notes on each.
 _ROWS: dict[str, tuple[str, str, str | None, str, str, str]] = {
     "SA-4": ("pyramid_fair_patch4_224", "full", "28.27", "8.821", "", ""),
     "SA-7": ("pyramid_fair_patch7_224", "full", "28.28", "1.915", "", _CUT),
@@ -62,11 +68,12 @@ def _table() -> Iterator[Row]:
         model = timm.create_model(name, attention=attention)
         if params is not None:
             yield Row(row, "parameters", "M", params, parameters(model), about_params)
-        yield Row(row, "FLOPs", "G", flops, rules.fvcore(model), about_flops)
+        yield Row(row, "FLOPs", "G", flops, rules.fvcore(model), about_flops, attention=attention)
         yield Row(row, "top-1", "%", _TOP1[row], None, (_MISPRINT if row == "AA-4" else "") + _TRAINED)
 
 
-#: Of the poster's list of complexities: mechanism → as printed, the attention it is here.
+GROWTH = "growth: the poster prints a complexity; with four times the tokens, O(N²…) grows 16 times and O(N…) 4 times"
+#: The poster's list of complexities: mechanism → printed complexity, our attention.
 _COMPLEXITY = {
     "Transformer (SA)": ("O(N²C)", "full"),
     "Linformer (LA)": ("O(NCm)", "linformer:keys=64"),
@@ -79,31 +86,30 @@ _COMPLEXITY = {
 
 
 def _complexity() -> Iterator[Row]:
-    """How much more the core costs where there are four times as many tokens: 16 if quadratic, 4 if linear."""
+    """Growth of the core's cost with four times as many tokens: 16 if quadratic, 4 if linear."""
     small, large = Grid(28, 28), Grid(56, 56)
     for row, (printed, attention) in _COMPLEXITY.items():
         core = [create(attention, 96, 3, grid=grid).core_macs(grid) for grid in (small, large)]
         expected = "16.0" if "N²" in printed else "4.0"
-        note = f"printed as {printed}: {'16' if 'N²' in printed else '4'} times; {attention}"
-        yield Row(row, "core at 4× tokens", "×", expected, core[1] / core[0], note)
+        yield Row(f"{row}: {printed}", "growth", "×", expected, core[1] / core[0], attention=attention)
 
 
 register_table(
     Table(
         "fair-comparison",
-        "Parameters and FLOPs of attentions in one pyramid, patches of 4 and 7 (224 px)",
+        "Parameters and FLOPs of attentions in one hierarchical model, patch sizes 4 and 7 (224 px)",
         SOURCE,
         (rules.FVCORE,),
         _table,
-        here=("counted", "trained at small scale", "top-1 needs ImageNet"),
+        here=("counted", "trained at small scale", "top-1 not reproduced: needs ImageNet"),
     )
 )
 register_table(
     Table(
         "fair-comparison-complexity",
-        "Complexity of each attention: the core's growth from 784 tokens to 3,136",
+        "Complexity of each attention: growth of the core's cost from 784 to 3,136 tokens",
         SOURCE,
-        (rules.MHSA,),
+        (rules.MHSA, GROWTH),
         _complexity,
     )
 )

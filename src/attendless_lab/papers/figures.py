@@ -1,12 +1,11 @@
-"""The figures of LaViT and Sparsifiner: numbers are recomputed, and images are drawn by `attendless show`.
+"""The figures of LaViT and Sparsifiner: values are recomputed, and images are drawn by `attendless show`.
 
-The figure of BBViT is in `bbvit.py`; the poster of the fair comparison has none.
+The figure of BBViT is in `bbvit.py`; the poster of the fair comparison has no figure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import timm
@@ -19,22 +18,23 @@ from attendless.convert.predictor import read_predictor
 from . import lavit, rules, sparsifiner
 from .table import Row, Table, register_table, table
 
-_PATTERNS = "pairs: the share of all pairs of tokens that attend, by the core's multiply-accumulates"
-_BASIS = "zeros: entries of W_up up to 0.01, which the predictor sets to zero, of all"
-#: The predictor that comes with attendless: DeiT-Tiny's, where the paper's is DeiT-S's.
+_PATTERNS = "pairs: cost of the core relative to full attention, 28 × 28 patches, with the predictor of Sparsifiner"
+_BASIS = "zeros: share of the entries of W_up up to 0.01, which the predictor sets to zero; ours: DeiT-Tiny"
+_ONE_HEAD = "one head of 64 channels"
+_OPEN = "the figure prints no values; ours are those of `lavit_small`"
+#: The predictor in the wheel, for DeiT-Tiny; the paper's is for DeiT-S.
 _PREDICTOR = "deit_tiny_patch16_224-dropped"
 
 
 def _lavit_1() -> Iterator[Row]:
-    """The stages of the architecture as ours has them; the figure leaves their numbers open."""
+    """The stages of our model; the figure prints no numbers."""
     with torch.device("meta"):
         model: Any = timm.create_model("lavit_small")
-    note = "ours; the figure gives no number"
     for number, (stage, grid) in enumerate(zip(model.stages, model.grids(), strict=True), start=1):
         less = sum(isinstance(block.attn, LaViTAttention) for block in stage.blocks)
-        yield Row(f"stage {number}", "tokens", "tokens", "", grid.tokens, note)
-        yield Row(f"stage {number}", "vanilla attention", "layers", "", len(stage.blocks) - less, note)
-        yield Row(f"stage {number}", "less attention", "layers", "", less, note)
+        yield Row(f"stage {number}", "tokens", "tokens", "", grid.tokens)
+        yield Row(f"stage {number}", "vanilla attention", "layers", "", len(stage.blocks) - less)
+        yield Row(f"stage {number}", "less attention", "layers", "", less)
 
 
 def _fixed_patterns() -> Iterator[Row]:
@@ -45,10 +45,10 @@ def _fixed_patterns() -> Iterator[Row]:
         ("Twins, global", "reduced:ratio=4"),
         ("Swin", "window:bias=false"),
         ("Axial", "axial"),
-        ("Sparsifiner, its predictor counted", "sparsifiner:keep=0.1,tau=0.05"),
+        ("Sparsifiner", "sparsifiner:keep=0.1,tau=0.05"),
     ):
         made = create(attention, 64, 1, grid=grid)
-        yield Row(row, "pairs", "%", "", 100 * made.core_macs(grid) / dense, f"{attention}, 28 × 28 patches")
+        yield Row(row, "pairs", "%", "", 100 * made.core_macs(grid) / dense, attention=attention)
 
 
 def _three_modules() -> Iterator[Row]:
@@ -60,11 +60,11 @@ def _three_modules() -> Iterator[Row]:
             ("Sparsifiner", "sparsifiner:keep=0.1,tau=0.05"),
         ):
             core = create(attention, 64, 1, grid=grid).core_macs(grid)
-            yield Row(f"{row}, {grid.tokens} tokens", "core", "M", "", core, f"one head of 64 channels, {attention}")
+            yield Row(row, f"core, {grid.tokens:,} tokens", "M", "", core, attention=attention)
 
 
 def _tradeoff() -> Iterator[Row]:
-    """The points of the figure: those of Tables 1 and 2."""
+    """The points of the figure: the rows of Tables 1 and 2."""
     for number in (1, 2):
         for row in table(f"sparsifiner-{number}").build():
             if row.quantity in ("MHSA", "top-1"):
@@ -75,18 +75,17 @@ def _basis() -> Iterator[Row]:
     header, weights = read_predictor(_PREDICTOR)
     ups = [weights[f"{number}.up"] for number in range(header["layers"])]
     for number, up in enumerate(ups):
-        yield Row(f"layer {number}", "zeros", "%", "", 100 * float((up <= 0.01).float().mean()), "DeiT-Tiny's, ours")
+        yield Row(f"layer {number}", "zeros", "%", "", 100 * float((up <= 0.01).float().mean()))
     zeros = 100 * float((torch.cat(ups) <= 0.01).float().mean())
-    note = "the text's number for DeiT-S after training with weight decay; ours: DeiT-Tiny's predictor, two epochs"
+    note = "the paper's text, for DeiT-S after training with weight decay; ours is trained for two epochs"
     yield Row("all layers", "zeros", "%", "90", zeros, note)
 
 
-def _pictures(note: str) -> Iterator[Row]:
-    yield Row("the figure", "maps", "", "", None, note)
+def _no_values() -> Iterator[Row]:
+    return iter(())
 
 
-_MAPS = partial(_pictures, "a picture of pictures: no number is printed; drawn for any image and model")
-_COEFFICIENTS = partial(_pictures, "coefficients depend on the image; drawn for any image and model")
+_DRAWN = "the figure prints no values; the command draws it for any image and model"
 _MHSA = (rules.MHSA, sparsifiner.PREDICTOR)
 
 
@@ -95,15 +94,15 @@ def _drawn(number: int) -> str:
     return f"drawn: {show} --figure sparsifiner-{number} --out F.png"
 
 
-register_table(Table("lavit-figure-1", "Figure 1: the architecture", lavit.SOURCE, (), _lavit_1))
+register_table(Table("lavit-figure-1", "Figure 1: the architecture", lavit.SOURCE, (_OPEN,), _lavit_1))
 for _number, _title, _rules, _build, _here in (
     (1, "fixed patterns and Sparsifiner's", (_PATTERNS,), _fixed_patterns, ("counted", _drawn(1))),
-    (2, "MHSA, Linformer and Sparsifiner", _MHSA, _three_modules, ("counted",)),
-    (3, "connectivity, sparse and full maps", (), _MAPS, (_drawn(3),)),
-    (4, "MHSA FLOPs against top-1", _MHSA, _tradeoff, ("counted", "top-1 needs ImageNet")),
-    (5, "low-rank and sparse maps", (), _MAPS, (_drawn(5),)),
+    (2, "MHSA, Linformer and Sparsifiner", (_ONE_HEAD, *_MHSA), _three_modules, ("counted",)),
+    (3, "connectivity, sparse and full maps", (_DRAWN,), _no_values, (_drawn(3),)),
+    (4, "MHSA FLOPs against top-1", _MHSA, _tradeoff, ("counted", "top-1 not reproduced: needs ImageNet")),
+    (5, "low-rank and sparse maps", (_DRAWN,), _no_values, (_drawn(5),)),
     (6, "the sparse basis", (_BASIS,), _basis, ("counted", _drawn(6))),
-    (7, "the basis' coefficients", (), _COEFFICIENTS, (_drawn(7),)),
+    (7, "the coefficients of the basis", (_DRAWN,), _no_values, (_drawn(7),)),
 ):
     _name, _full = f"sparsifiner-figure-{_number}", f"Figure {_number}: {_title}"
     register_table(Table(_name, _full, sparsifiner.SOURCE, _rules, _build, here=_here))

@@ -1,8 +1,8 @@
 """Tables of "You Only Need Less Attention at Each Stage in Vision Transformers" (LaViT, CVPR 2024), from its poster.
 
-Its authors published no code and the poster neither depths, nor how many layers of a stage attend less, nor what Θ and
-Ψ cost. So LaViT's own rows are counted on our `lavit_…`, which are PVT v2's skeleton, and rows "+LA" on our choice of
-layers (`backbones/plugins.py`).
+The authors published no code. The poster gives neither depths, nor the number of layers per stage with less attention,
+nor the cost of Θ and Ψ. LaViT's own rows are therefore counted on our `lavit_…` models, which follow PVT v2, and rows
+"+ LA" on our choice of layers (`backbones/plugins.py`).
 """
 
 from __future__ import annotations
@@ -21,21 +21,29 @@ from attendless.convert import open_model
 from attendless.measure.macs import layer_costs
 
 from . import rules
-from .table import Row, Table, register_table
+from .table import Row, Source, Table, register_table
 from .throughput import alone, pairs
 
-SOURCE = "LaViT (Zhang et al., CVPR 2024), poster"
-WITH_MAPS = (
-    "Θ, Ψ: counted as what they are, products over the scores; the poster's dense ones unless a note says otherwise"
+SOURCE = Source(
+    "lavit",
+    "LaViT",
+    'Zhang et al., "You Only Need Less Attention at Each Stage in Vision Transformers", CVPR 2024, poster',
+    """\
+The authors published no code, and the poster gives no depths. Our `lavit_tiny`, `lavit_small` and `lavit_base` follow
+PVT v2, with less attention in the last two stages. [Less attention](../lavit.md) explains the mechanism.
+""",
 )
+WITH_MAPS = "Θ and Ψ are counted as dense matrix products over the scores, as on the poster, unless a footnote differs"
 
-_LOST = "the poster prints {}: the decimal point is lost"
-_OURS = "ours is PVT v2's skeleton with less attention in its last two stages: the poster gives no stage table"
-_PRUNED = "dropping tokens removes no weights"
-_TRAINED = "the authors', trained on ImageNet; not re-run here"
+_LOST = "the poster prints {}, without the decimal point"
+OURS = "our model follows PVT v2 because the poster gives no stage table"
+_PRUNED = "token pruning removes no weights"
+TRAINED = "the authors' value after training on {}, not re-run"
+_IMAGENET = TRAINED.format("ImageNet")
+NOT_BUILT = "not built, because neither timm nor attendless has the model"
 
 #: Row of Table 2 → the model counted (with what it is built with), printed parameters (M), FLOPs (G), throughput (on
-#: their GPU), top-1. No model: not built here.
+#: their GPU), top-1. An empty name: not built here.
 _TABLE_2: dict[str, tuple[str, dict[str, Any], str, str, str, str]] = {
     "ResNet-18": ("resnet18", {}, "11.7", "1.8", "4454", "69.8"),
     "RegNetY-1.6G": ("regnety_016", {}, "11.2", "1.6", "1845", "78.0"),
@@ -77,29 +85,29 @@ _NOTES = {
     ("ResNet-18", "parameters"): _LOST.format(117),
     ("DeiT-T", "FLOPs"): _LOST.format(13),
     ("PVT-T", "FLOPs"): _LOST.format(19),
-    ("DeiT-B", "FLOPs"): "the same network as ViT-B, printed 0.1 lower",
-    ("PVTv2-b1", "parameters"): "PVT v2's authors publish 14.0 M, as we count",
-    ("ResNet-50", "parameters"): "printed 0.6 M lower than timm's",
+    ("DeiT-B", "FLOPs"): "the same architecture as ViT-B, printed 0.1 lower",
+    ("PVTv2-b1", "parameters"): "the authors of PVT v2 publish 14.0 M, as we count",
+    ("ResNet-50", "parameters"): "printed 0.6 M lower than the count of timm's model",
     ("ResNet-101", "parameters"): "printed rounded up",
-    ("ResNet-101", "FLOPs"): "printed 0.1 higher than its convolutions and head cost",
+    ("ResNet-101", "FLOPs"): "printed 0.1 higher than the cost of its convolutions and head",
     ("EfficientNet-B4", "parameters"): "printed rounded down",
-    ("EfficientNet-B4", "FLOPs"): "at 380 px, as its authors run it",
+    ("EfficientNet-B4", "FLOPs"): "counted at 380 px, the size of its paper",
     ("EfficientViT-B2", "parameters"): "printed rounded",
-    ("EfficientViT-B2", "FLOPs"): "at 224 px; the printed number is not explained",
-    ("DeepViT-S", "parameters"): "its authors' configuration: 396 wide, 16 layers, a stem of convolutions",
-    ("DeepViT-S", "FLOPs"): "its authors' configuration; its stem alone is 0.9 G",
-    ("DynamicViT-S (90%)", "parameters"): f"{_PRUNED}, and three predictors are 0.7 M",
-    ("DynamicViT-B (90%)", "parameters"): f"{_PRUNED}: the printed number is below DeiT-B's",
+    ("EfficientViT-B2", "FLOPs"): "counted at 224 px, and the printed value is unexplained",
+    ("DeepViT-S", "parameters"): "the authors' configuration: width 396, 16 layers, convolutional stem",
+    ("DeepViT-S", "FLOPs"): "the authors' configuration, whose stem alone is 0.9 G",
+    ("DynamicViT-S (90%)", "parameters"): f"{_PRUNED}, and its three predictors have 0.7 M",
+    ("DynamicViT-B (90%)", "parameters"): f"{_PRUNED}, but the printed value is below DeiT-B's",
     (
         "DynamicViT-B (90%)",
         "FLOPs",
-    ): "layers 3, 6 and 9 keep 90 % each, predictors counted",
-    ("DynamicViT-S (90%)", "FLOPs"): "layers 3, 6 and 9 keep 90 % each",
-    ("EViT-S (90%)", "parameters"): f"{_PRUNED}, and EViT adds none",
-    ("EViT-S (90%)", "FLOPs"): "layers 3, 6 and 9 keep 90 % each, and a fused token",
-    ("EViT-B (90%)", "parameters"): f"{_PRUNED}, and EViT adds none",
-    ("EViT-B (90%)", "FLOPs"): "layers 3, 6 and 9 keep 90 % each, and a fused token",
-    **{(f"LaViT-{size}", quantity): _OURS for size in "TSB" for quantity in ("parameters", "FLOPs")},
+    ): "layers 3, 6 and 9 keep 90 % of the tokens each, predictors included",
+    ("DynamicViT-S (90%)", "FLOPs"): "layers 3, 6 and 9 keep 90 % of the tokens each",
+    ("EViT-S (90%)", "parameters"): f"{_PRUNED}, and EViT has no further weights",
+    ("EViT-S (90%)", "FLOPs"): "layers 3, 6 and 9 keep 90 % of the tokens each, and one fused token",
+    ("EViT-B (90%)", "parameters"): f"{_PRUNED}, and EViT has no further weights",
+    ("EViT-B (90%)", "FLOPs"): "layers 3, 6 and 9 keep 90 % of the tokens each, and one fused token",
+    **{(f"LaViT-{size}", quantity): OURS for size in "TSB" for quantity in ("parameters", "FLOPs")},
 }
 #: Backbone → printed FLOPs (G) plain and with less attention, printed top-1 of both; tiny and small.
 _EXTENSIBILITY: dict[str, tuple[tuple[str, str, str, str], tuple[str, str, str, str]]] = {
@@ -112,12 +120,14 @@ _EXTENSIBILITY: dict[str, tuple[tuple[str, str, str, str], tuple[str, str, str, 
     "Swin": (("4.5", "4.0", "81.2", "81.7"), ("8.7", "7.8", "83.2", "83.5")),
 }
 _PLAIN = {
-    "ViT": "the same network is printed with 1.3 G elsewhere on the poster, as we count",
-    "DeiT": "printed 0.1 higher than in the poster's other table, where we agree",
-    "DeepViT": "no published DeepViT is so small; ours: its authors' 396-wide one, and one as wide as DeiT-T",
-    "CeiT": "by its authors' code, whose stem has 64 channels",
+    "ViT": "Table 2 of the poster prints 1.3 G for the same architecture, as we count",
+    "DeiT": "printed 0.1 higher than in Table 2 of the poster, with which we agree",
+    "DeepViT": "no published DeepViT is so small, so ours have the published width 396 and the width of DeiT-T",
+    "CeiT": "counted as in the authors' code, whose stem has 64 channels",
 }
-#: Ablation: row → what is left out of our `lavit_…`, printed top-1 of tiny and small.
+_DENSE = "with the poster's dense Θ and Ψ"
+_OFFSET = "with offset maps, because dense maps would have 3,136² weights"
+#: Ablation: row → arguments that remove the part from our `lavit_…`, printed top-1 of tiny and small.
 _ABLATION: dict[str, tuple[dict[str, Any], str, str]] = {
     "w/o LA": ({"attention": "reduced:ratio=8/reduced:ratio=4/reduced/full", "carry": "none"}, "78.7", "82.0"),
     "w/o AR": ({"carry": "none"}, "79.0", "82.2"),
@@ -131,7 +141,7 @@ def _build(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def _empty(name: str, arguments: dict[str, Any]) -> Any:
-    """The model without memory for its weights, to be counted."""
+    """The model on the meta device: enough for counting, without memory for weights."""
     with torch.device("meta"):
         return timm.create_model(name, **arguments)
 
@@ -144,9 +154,9 @@ def _table_2() -> Iterator[Row]:
             ("parameters", "M", params, counts[0]),
             ("FLOPs", "G", flops, counts[1]),
         ):
-            note = _NOTES.get((row, quantity), "") if name else "not built: neither timm nor attendless has it"
+            note = _NOTES.get((row, quantity), "") if name else NOT_BUILT
             yield Row(row, quantity, unit, paper, ours, note)
-        yield Row(row, "top-1", "%", top1, None, _TRAINED)
+        yield Row(row, "top-1", "%", top1, None, _IMAGENET)
 
 
 def _table_2_timed() -> Iterator[Row]:
@@ -157,7 +167,7 @@ def _table_2_timed() -> Iterator[Row]:
 
 
 def maps_macs(model: Any) -> int:
-    """Multiply-accumulates of Θ, Ψ and the mixing of heads in a model's less attentions."""
+    """Multiply-accumulates of Θ, Ψ and the mixing of heads in all layers with less attention."""
     rows = [row for row in layer_costs(model) if row.spec is not None]
     attentions = [(model.get_submodule(row.name).attn, row.grid) for row in rows]
     return sum(attn.transform_macs(grid) for attn, grid in attentions if isinstance(attn, LaViTAttention))
@@ -170,21 +180,17 @@ def _extensibility() -> Iterator[Row]:
             counted = rules.total(_empty(model, {}))
             found = Row(row, "FLOPs", "G", plain, counted)
             yield found if found.agrees else Row(row, "FLOPs", "G", plain, counted, _PLAIN[name])
-            yield Row(row, "top-1", "%", top1, None, _TRAINED)
+            yield Row(row, "top-1", "%", top1, None, _IMAGENET)
             ours = _empty(model, with_less(model, _dense(name)))
             total, maps, cheap = rules.total(ours), maps_macs(ours), rules.total(_empty(model, with_less(model)))
-            note = f"without Θ and Ψ {(total - maps) / 1e9:.2f} G, with cheap ones {cheap / 1e9:.2f} G"
-            note = (
-                f"offset maps: dense ones would have 3,136² weights; {note.partition(',')[0]}"
-                if name == "PVT"
-                else note
-            )
-            yield Row(f"{row} + LA", "FLOPs", "G", less, total, note)
-            yield Row(f"{row} + LA", "top-1", "%", top1_less, None, _TRAINED)
+            yield Row(f"{row} + LA", "FLOPs", "G", less, total, _OFFSET if name == "PVT" else _DENSE)
+            yield Row(f"{row} + LA", "top-1", "%", top1_less, None, _IMAGENET)
+            yield Row(f"{row} + LA", "FLOPs without Θ and Ψ", "G", "", total - maps)
+            yield Row(f"{row} + LA", "FLOPs with offset maps", "G", "", cheap)
 
 
 def _dense(name: str) -> str:
-    """Options of the poster's maps; PVT's many queries leave no choice."""
+    """Options of the poster's Θ and Ψ, which are dense; PVT has too many queries for them."""
     return "mix=false" if name == "PVT" else "map=dense,mix=false"
 
 
@@ -202,8 +208,9 @@ def _ablation() -> Iterator[Row]:
     for row, (without, *printed) in _ABLATION.items():
         for size, top1 in zip(("tiny", "small"), printed, strict=True):
             model = _empty(f"lavit_{size}", without)
-            costs = f"our lavit_{size}: {parameters(model) / 1e6:.1f} M, {rules.total(model) / 1e9:.2f} G"
-            yield Row(f"{row} {size}", "top-1", "%", top1, None, f"{_TRAINED}; {costs}")
+            yield Row(f"{row} {size}", "top-1", "%", top1, None, _IMAGENET)
+            yield Row(f"{row} {size}", "parameters", "M", "", parameters(model))
+            yield Row(f"{row} {size}", "FLOPs", "G", "", rules.total(model))
 
 
 def _ablation_timed() -> Iterator[Row]:
@@ -211,7 +218,7 @@ def _ablation_timed() -> Iterator[Row]:
         (f"{row} {size}", "", partial(_build, f"lavit_{size}", without))
         for row, (without, *_) in _ABLATION.items()
         for size in ("tiny", "small")
-        if row != "w/o L_DP"  # a loss costs nothing in evaluation
+        if row != "w/o L_DP"  # a loss has no cost at inference
     )
 
 
@@ -219,11 +226,16 @@ for _name, _title, _counts, _times in (
     ("2", "Table 2: backbones on ImageNet-1K (224 px)", _table_2, _table_2_timed),
     (
         "extensibility",
-        "Extensibility: less attention in seven backbones (224 px)",
+        "Extensibility: less attention (LA) in seven backbones (224 px)",
         _extensibility,
         _extensibility_timed,
     ),
-    ("ablation", "Indispensability: what each part of LaViT is worth", _ablation, _ablation_timed),
+    (
+        "ablation",
+        "Ablation of less attention, attention residual (AR) and loss L_DP",
+        _ablation,
+        _ablation_timed,
+    ),
 ):
-    _here = ("counted", "timed", "top-1 needs ImageNet")
+    _here = ("counted", "timed", "top-1 not reproduced: needs ImageNet")
     register_table(Table(f"lavit-{_name}", _title, SOURCE, (rules.TOTAL, WITH_MAPS), _counts, _times, here=_here))

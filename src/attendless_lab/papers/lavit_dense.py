@@ -1,7 +1,7 @@
 """Tables 3 and 4 of LaViT's poster: backbones under RetinaNet, Semantic FPN and UperNet.
 
-Their FLOPs leave out the products of attention: the counter their authors used sees convolutions and linear layers
-alone. Counted so, the rows whose backbones are published agree; beside them stands every product.
+The FLOPs of the poster include convolutions and linear layers only, without the products inside attention. Counted the
+same way, the rows with published backbones agree. A second column counts every product.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from attendless.dense.cost import dense_macs
 from attendless.dense.model import Dense, build
 from attendless.measure.macs import layer_costs
 
-from .lavit import SOURCE
+from .lavit import NOT_BUILT, OURS, SOURCE, TRAINED
 from .table import Row, Table, register_table
 
 LAYERS = (
-    "FLOPs: convolutions and linear layers alone, as the poster counts; Swin's also on the padding of its windows, "
-    "which its authors' code projects"
+    "FLOPs: convolutions and linear layers only, as the poster counts; for Swin including the padding of its windows, "
+    "which the authors' code projects"
 )
-EVERY = "every product: also q·kᵀ, weights·v, Θ and Ψ, and no padding projected, as attendless computes it"
+EVERY = "every product: also q·kᵀ, weights·v, Θ and Ψ, without the padding, as attendless computes"
 DETECTION, SEGMENTATION = (800, 1280), (512, 2048)
 
-_TRAINED = "the authors', not re-run here"
+_COCO, _ADE = TRAINED.format("COCO"), TRAINED.format("ADE20K")
 _ROUNDED = "printed rounded up"
-_OURS = "ours is PVT v2's skeleton with less attention in its last two stages: the poster gives no stage table"
-_SHIFTED = f"{_OURS}; the one a size larger has {{}}: the poster's labels look shifted by one"
+_SHIFTED = f"{OURS}; our next larger model has {{}}, so the poster's labels look shifted by one size"
 #: Row of Table 3 → backbone, printed parameters (M), FLOPs (G), box AP after 12 and after 36 epochs.
 _TABLE_3 = {
     "ResNet50": ("resnet50", "38", "239", "36.3", "39.0"),
@@ -58,19 +57,19 @@ _NOTES = {
     ("ResNet101", "RetinaNet", "parameters"): _ROUNDED,
     ("Swin-S", "RetinaNet", "FLOPs"): _ROUNDED,
     ("ResNet101", "RetinaNet", "FLOPs"): _ROUNDED,
-    ("ResNet-50", "Semantic FPN", "FLOPs"): "ResNet-50 v1c; 182.99 G with norms, ReLUs and doublings (0.81 G)",
-    ("PVT-S", "Semantic FPN", "parameters"): "not explained: the same backbone agrees in RetinaNet",
-    ("PVT-S", "Semantic FPN", "FLOPs"): "not explained: the same backbone agrees in RetinaNet",
-    ("Twin-S", "Semantic FPN", "parameters"): "printed half a million higher than backbone and head have",
-    ("Twin-S", "UperNet", "parameters"): "printed half a million higher than backbone and head have",
-    ("Twin-S", "UperNet", "FLOPs"): "nearer to every product, which no other row counts",
-    **{("LaViT-S", head, what): _OURS for head in ("Semantic FPN", "UperNet") for what in ("parameters", "FLOPs")},
+    ("ResNet-50", "Semantic FPN", "FLOPs"): "ResNet-50 v1c: 182.99 G with norms, ReLUs and upsampling (0.81 G)",
+    ("PVT-S", "Semantic FPN", "parameters"): "unexplained, since the same backbone agrees in RetinaNet",
+    ("PVT-S", "Semantic FPN", "FLOPs"): "unexplained, since the same backbone agrees in RetinaNet",
+    ("Twin-S", "Semantic FPN", "parameters"): "printed 0.5 M higher than backbone and head together",
+    ("Twin-S", "UperNet", "parameters"): "printed 0.5 M higher than backbone and head together",
+    ("Twin-S", "UperNet", "FLOPs"): "the printed value is near the count of every product, unlike the other rows",
+    **{("LaViT-S", head, what): OURS for head in ("Semantic FPN", "UperNet") for what in ("parameters", "FLOPs")},
 }
 _HEADS = {"RetinaNet": "retinanet", "Semantic FPN": "semantic_fpn", "UperNet": "upernet"}
 
 
 def empty(backbone: str, head: str, classes: int) -> Dense:
-    """The model without memory for its weights, to be counted."""
+    """The model on the meta device: enough for counting, without memory for weights."""
     with torch.device("meta"):
         return build(timm.create_model(backbone), head, classes)
 
@@ -82,7 +81,7 @@ def counts(model: Dense, size: tuple[int, int]) -> tuple[int, int, int]:
 
 
 def padding_macs(model: Dense, size: tuple[int, int]) -> int:
-    """What qkv and output projections of windows would cost on the padding, which we leave out."""
+    """MACs of the qkv and output projections on the padding of windows, which attendless does not compute."""
     extra = 0
     for row in layer_costs(model.backbone, size) if is_backbone(model.backbone) else ():
         attention = getattr(model.backbone.get_submodule(row.name), "attn", None) if row.spec is not None else None
@@ -99,7 +98,7 @@ def _rows(
     name = f"{row} · {head}"
     if not backbone:
         for quantity, unit, paper in (("parameters", "M", printed[0]), ("FLOPs", "G", printed[1])):
-            yield Row(name, quantity, unit, paper, None, "not built: neither timm nor attendless has it")
+            yield Row(name, quantity, unit, paper, None, NOT_BUILT)
         return
     params, layers, every = counts(empty(backbone, _HEADS[head], classes), size)
     note = {what: _NOTES.get((row, head, what), "") for what in ("parameters", "FLOPs")}
@@ -112,14 +111,15 @@ def _rows(
         }
     yield Row(name, "parameters", "M", printed[0], params, note["parameters"])
     yield Row(name, "FLOPs", "G", printed[1], layers, note["FLOPs"])
-    yield Row(name, "every product", "G", "", every, "Θ and Ψ over every pair of tokens" if "lavit" in backbone else "")
+    pairs = "Θ and Ψ act on every pair of tokens" if "lavit" in backbone else ""
+    yield Row(name, "every product", "G", "", every, pairs)
 
 
 def _table_3() -> Iterator[Row]:
     for row, (backbone, params, flops, once, thrice) in _TABLE_3.items():
         yield from _rows(row, "RetinaNet", backbone, DETECTION, 80, (params, flops))
-        yield Row(f"{row} · RetinaNet", "AP, 1×", "%", once, None, _TRAINED)
-        yield Row(f"{row} · RetinaNet", "AP, 3× and scales", "%", thrice, None, _TRAINED)
+        yield Row(f"{row} · RetinaNet", "AP, 1×", "%", once, None, _COCO)
+        yield Row(f"{row} · RetinaNet", "AP, 3×", "%", thrice, None, _COCO)
 
 
 def _table_4() -> Iterator[Row]:
@@ -128,12 +128,12 @@ def _table_4() -> Iterator[Row]:
             if printed is None:
                 continue
             yield from _rows(row, head, backbone, SEGMENTATION, 150, (printed[0], printed[1]))
-            for what, value in zip(("mIoU", "mIoU, several scales"), printed[2:], strict=False):
-                yield Row(f"{row} · {head}", what, "%", value, None, _TRAINED)
+            for what, value in zip(("mIoU", "MS mIoU"), printed[2:], strict=False):
+                yield Row(f"{row} · {head}", what, "%", value, None, _ADE)
 
 
 for _name, _title, _build, _needs in (
-    ("3", "Table 3: RetinaNet on COCO (800 × 1280 px)", _table_3, "AP needs COCO"),
-    ("4", "Table 4: Semantic FPN and UperNet on ADE20K (512 × 2048 px)", _table_4, "mIoU needs ADE20K"),
+    ("3", "Table 3: RetinaNet on COCO (800 × 1280 px)", _table_3, "AP not reproduced: needs COCO"),
+    ("4", "Table 4: Semantic FPN and UperNet on ADE20K (512 × 2048 px)", _table_4, "mIoU not reproduced: needs ADE20K"),
 ):
     register_table(Table(f"lavit-{_name}", _title, SOURCE, (LAYERS, EVERY), _build, here=("counted", _needs)))

@@ -1,6 +1,6 @@
 """The counting rules of the papers. Each rule takes a model and an image size and returns the number of operations.
 
-All four papers call one multiply-accumulate one FLOP; they differ in what they omit.
+All four papers count one multiply-accumulate as one FLOP; they differ in what they omit.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from attendless.backbones import is_backbone
 from attendless.measure.macs import count, layer_costs
 from attendless.sizes import input_size
 
-TOTAL = "total: every multiply-accumulate of matrix products and convolutions"
-MHSA = "MHSA: the attention core only (q·kᵀ and weights·v), without the projections around it"
-OVERALL = "overall: attention core + MLP, without qkv and output projections, patch embedding and head"
-FVCORE = "fvcore: every multiply-accumulate, and five operations per element of each LayerNorm and BatchNorm"
+TOTAL = "FLOPs: every multiply-accumulate of matrix products and convolutions"
+MHSA = "MHSA: multiply-accumulates of the attention core (q·kᵀ and weights·v), without projections"
+OVERALL = "overall: attention core and MLP, without qkv and output projections, patch embedding and head"
+FVCORE = (
+    "FLOPs, as fvcore counts: every multiply-accumulate, and five operations per element of LayerNorm and BatchNorm"
+)
 
 
 def total(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
@@ -43,7 +45,7 @@ def fvcore(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
 
 
 def normalised_elements(model: nn.Module, size: int | tuple[int, int] | None = None) -> int:
-    """How many elements pass through LayerNorms and BatchNorms for one image, seen by running the model."""
+    """The number of elements that pass through LayerNorm and BatchNorm for one image, counted in a forward pass."""
     seen: list[int] = []
     norms = [m for m in model.modules() if isinstance(m, nn.LayerNorm | nn.BatchNorm2d)]
     hooks = [norm.register_forward_hook(lambda _m, _i, out: seen.append(out.numel())) for norm in norms]

@@ -31,14 +31,18 @@ from ..compare import build, cost
 from ..compare.run import Job, finished, run
 from ..compare.variants import Setting, Variant
 
-#: Student's t at 95 %, by the number of differences less one.
+#: The verdict on a difference whose interval contains zero.
+NOT_SIGNIFICANT = "not significant"
+#: Student's t at 95 %, by the number of differences minus one.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-    """One row: what it is called, the model and attention that are trained, and what is changed in the recipe. It is
-    compared with the row `against` of its part, unless it is that row."""
+    """One row: its name, the model and attention that are trained, and changes of the recipe.
+
+    It is compared with the row `against` of its part; empty for a baseline.
+    """
 
     row: str
     model: str
@@ -50,7 +54,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """Rows that answer one question."""
+    """Rows that belong to one question."""
 
     title: str
     entries: tuple[Entry, ...]
@@ -70,7 +74,7 @@ class Study:
     timed: bool = False
 
     def runs(self) -> Iterator[tuple[Part, Entry, int]]:
-        """Every run, the most telling first: part by part, in each every row once before any a second time."""
+        """Every run, the most informative first: part by part, all rows of one seed before the next."""
         for part in self.parts:
             for seed in self.seeds:
                 for entry in part.entries:
@@ -101,20 +105,20 @@ def studies() -> dict[str, Study]:
     return dict(_STUDIES)
 
 
-# Carrying it out -----------------------------------------------------------------------------------------------------
+# Execution -----------------------------------------------------------------------------------------------------------
 
 
 def carry_out(
     study: Study, data: str, out: Path, *, minutes: float = math.inf, say: Callable[[str], None] = lambda text: None
 ) -> None:
-    """Do what is missing in `out`; a run that began is ended, but none begins after so many minutes.
+    """Execute the missing runs in `out`. No run starts after `minutes`; a started run is finished.
 
-    The same command given again meanwhile takes on runs that nobody is at: as many as there are cores share the work.
+    Several processes may execute the same command at once: each takes runs that no other process is executing.
     """
     began = time.monotonic()
     with only_run(out / "pictures"):
         small_pictures(study, data, out / "pictures", say)
-    # A model that stands in several parts is trained once, where it comes first.
+    # A model that occurs in several parts is trained once, in the first of them.
     every: dict[Path, tuple[Part, Entry, int]] = {}
     for part, entry, seed in study.runs():
         every.setdefault(_folder(study, out, entry, seed), (part, entry, seed))
@@ -122,7 +126,7 @@ def carry_out(
     say(f"{study.name}: {len(todo)} of {len(every)} runs to do")
     for number, (folder, part, entry, seed) in enumerate(todo, start=1):
         if time.monotonic() - began > 60 * minutes:
-            say("time is up; the same command goes on")
+            say("the time limit is reached; the same command continues")
             return
         try:
             with only_run(out / "claims" / folder.relative_to(out)):
@@ -132,27 +136,27 @@ def carry_out(
         except Held:
             continue
         if outcome.result is None:
-            raise UserError(f"{part.title}, {entry.row}, seed {seed}: {outcome.reason}. The same command goes on")
+            raise UserError(f"{part.title}, {entry.row}, seed {seed}: {outcome.reason}. The same command continues")
         told = f"{outcome.result['top1']:.2f} % after {outcome.result['seconds']:.0f} s"
         say(f"{number}/{len(todo)} {entry.row} ({entry.model}), seed {seed}: {told}")
     left = sum(finished(folder) is None for folder in every)
     if left:
-        say(f"{left} of {len(every)} runs are another process's; should it have ended, the same command goes on")
+        say(f"{left} of {len(every)} runs belong to another process; if it has ended, the same command continues")
     elif study.timed:
         with only_run(out):
             _race(study, out, say)
 
 
 def small_pictures(study: Study, data: str, folder: Path, say: Callable[[str], None] = lambda text: None) -> None:
-    """The study's pictures, once: small ones are quickly read, and quickly made larger or smaller again."""
+    """Write the resized images of the study once, because small files load faster."""
     if (folder / "made.json").is_file():
         return
     counts = {}
     for split, every in (("train", study.every), ("val", 1)):
         source = open_data(data, split)  # type: ignore[arg-type]
         if not source.classes:
-            raise UserError(f"--data {data!r} has pictures without labels: a study needs one folder per class")
-        say(f"making {len(range(0, len(source), every)):,} {split} pictures of {study.side} px, once")
+            raise UserError(f"--data {data!r} has images without labels: a study requires one folder per class")
+        say(f"writing {len(range(0, len(source), every)):,} {split} images of {study.side} px, once")
         counts[split] = 0
         for index in range(0, len(source), every):
             try:
@@ -172,7 +176,7 @@ def _folder(study: Study, out: Path, entry: Entry, seed: int) -> Path:
 
 
 def _race(study: Study, out: Path, say: Callable[[str], None]) -> None:
-    """Milliseconds of every row that has none, those of a model and patch by turns."""
+    """Measure the latency of every row without one; rows of one model and patch size share an interleaved benchmark."""
     classes = len(open_data(out / "pictures", "train").classes)
     groups: dict[Setting, list[Variant]] = {}
     for part in study.parts:
@@ -184,11 +188,11 @@ def _race(study: Study, out: Path, say: Callable[[str], None]) -> None:
         cost.measure(variants, out, classes, factors=(1,), say=say)
 
 
-# What was found ------------------------------------------------------------------------------------------------------
+# Results -------------------------------------------------------------------------------------------------------------
 
 
 def gather(study: Study, out: Path) -> dict[str, Any]:
-    """What the folder holds, as plain data: a row for every entry, with the runs that are done."""
+    """The results in the folder as plain data: a row for every entry, with its finished runs."""
     rows = []
     for part in study.parts:
         for entry in part.entries:
@@ -214,8 +218,8 @@ def write(results: Mapping[str, Any], path: Path) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Top-1 of a row over its seeds; `difference` to the row it is compared with, paired by seed, and how far its 95 %
-    interval reaches either way. None: too few runs to say."""
+    """Top-1 of a row over its seeds; `difference` to its baseline, paired by seed, and `reach`, half the width of the
+    95 % interval. None: too few runs."""
 
     runs: int
     mean: float | None
@@ -228,12 +232,12 @@ class Summary:
         if self.difference is None or self.reach is None:
             return "–"
         if abs(self.difference) <= self.reach:
-            return "not told apart"
+            return NOT_SIGNIFICANT
         return "better" if self.difference > 0 else "worse"
 
 
 def summarise(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Summary:
-    """A row of `gather`'s among the others."""
+    """The summary of one row of `gather`, given all rows."""
     mine = {run["seed"]: run["top1"] for run in row["runs"]}
     values = list(mine.values())
     mean = statistics.fmean(values) if values else None

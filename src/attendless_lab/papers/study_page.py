@@ -1,4 +1,4 @@
-"""A study's page and figure, made from its results alone: what was asked, what has run, what it says so far."""
+"""The page and the figure of a study, written from its results alone."""
 
 from __future__ import annotations
 
@@ -10,32 +10,39 @@ from attendless.show.figures import new_figure, save_figure
 from attendless.stamp import stamp_line
 
 from .page import markdown_table
-from .study import Summary, summarise
+from .study import NOT_SIGNIFICANT, Summary, summarise
 
 _BBVIT = """\
-# Does sparse attention beat full attention in small ViTs on little data?
+# BBViT at small scale
+
+After this page you know whether sparse attention beats full attention in small ViTs on little data, and how to repeat
+the runs.
 
 ```
-attendless papers bbvit-1                  # the parameters, and where the gap comes from
+attendless papers bbvit-1                  # parameters, and the reason for the difference
 attendless papers bbvit-2 --time           # the eight models, their costs, hours of a full training
 attendless papers bbvit-2 --scale small --data IMAGENETTE --out runs/bbvit
-attendless train bbvit_tiny --recipe bbvit --data IMAGENETTE --out runs/tiny      # at full scale: for a GPU
+attendless train bbvit_tiny --recipe bbvit --data IMAGENETTE --out runs/tiny      # full scale: requires a GPU
 ```
 
-BBViT says so: BigBird's patterns 64.58 top-1 on Imagenette, full attention 53.33, three layers of width 512. In its
-released code the two models differ in more than the attention. BBViT has no output projection, which is the whole
-difference in parameters, and its R, W and G switch blocks of queries rather than patterns of keys. Its attention has no
-dropout; its ViT drops attention weights and outputs at 0.1. `bbvit_tiny`,
-`bbvit_moderate`, `bbvit_vit_tiny` and `bbvit_vit_moderate` are the models as that code has them. One thing is not taken
-over: it draws new random blocks in every forward pass, also when it is judged; here they are drawn once for each layer
-and head.
+BBViT reports 64.58 top-1 on Imagenette for BigBird's patterns and 53.33 for full attention, with three layers of width
+512. In the released code the two models differ in more than the attention:
 
-Below, everything but the attention is the same: output projection, pool, recipe, pictures and their order, and every
-initial weight that full attention has too. Images here are 160 px; a paper's 184 or 368 px are made from them by
-enlarging.
+- BBViT has no output projection, which explains the whole difference in parameters.
+- R, W and G select blocks of queries, not patterns of keys.
+- BBViT has no dropout in its attention; its ViT drops attention weights and outputs at a rate of 0.1.
+
+`bbvit_tiny`, `bbvit_moderate`, `bbvit_vit_tiny` and `bbvit_vit_moderate` follow that code with one exception. The code
+draws new random blocks in every forward pass, also in evaluation; attendless draws them once per layer and head.
+
+In the runs below, only the attention differs. Output projection, pooling, recipe, images, their order and all initial
+weights shared with full attention are equal. The [tables of the paper](papers/bbvit.md) are counted at full scale.
 """
 _FAIR = """\
-# Attentions in one model, compared fairly
+# The fair comparison at small scale
+
+After this page you know how eight attentions compare in one model at small scale, with measured latency, and how to
+repeat the runs.
 
 ```
 attendless papers fair-comparison          # parameters and FLOPs at full scale, beside the poster's
@@ -44,44 +51,45 @@ attendless papers fair-comparison --scale small --data IMAGENETTE --out runs/fai
 attendless train pyramid_fair_patch4_224 --attention xca:plain,lpi --recipe fair --data IMAGENET --out runs/xca
 ```
 
-The poster asks whether cheaper attentions are worth it for smaller patches: one pyramid, one recipe, only patch and
-attention change. On ImageNet it found all of them below full attention, local patch interaction and windows nearly
-level, and a column no worse than a pyramid. Below, the same question at a scale that a CPU can answer, with
-milliseconds measured, which the poster does not have.
+The poster asks whether cheaper attentions pay for smaller patches. It uses one hierarchical model and one recipe, and
+changes only patch size and attention. On ImageNet, all attentions are below full attention; local patch interaction
+(LPI) and windows come close. The isotropic model is not worse than the hierarchical one. The poster reports no latency.
+The [table of the poster](papers/fair-comparison.md) is counted at full scale.
 """
 INTRODUCTIONS = {"bbvit": _BBVIT, "fair-comparison": _FAIR}
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """The whole page in Markdown."""
+    """The page of the results of `study.gather`, in Markdown."""
     rows = results["rows"]
     done, planned = _progress(results)
     name, made = results["study"], results["pictures"]
     command = f"attendless papers {results['table']} --scale small --data IMAGENETTE --out runs/{name}"
     lines = [
         INTRODUCTIONS[name],
-        "## What was trained",
-        f"{made['train']:,} pictures to learn from, made {results['side']} px small, {made['val']:,} to be judged on. "
-        f"Recipe `{results['recipe']}`. Accuracy is top-1 on all of the latter after the last epoch, in per cent. "
-        "Runs are short: they say what learns better in so little time, not what ends higher after hundreds of epochs.",
+        "## Training",
+        f"{made['train']:,} training images and {made['val']:,} validation images of Imagenette, resized to "
+        f"{results['side']} px. Recipe `{results['recipe']}`. Accuracy is top-1 on the validation images after the "
+        "last epoch, in per cent. The runs are short: they compare early training, not the result of hundreds of "
+        "epochs.",
         "",
         f"**{done} of {planned} runs are done.** "
-        + ("This does them again:" if done == planned else "This goes on with the rest, the most telling first:"),
+        + ("This command repeats them:" if done == planned else "This command runs the rest:"),
         "",
         f"```\n{command}\n```",
         "",
-        "Differences are to the row named in the same part, paired by seed, with their 95 % interval (Student's t); a "
-        "row says *better* or *worse* only if that leaves out zero. One row in twenty does so by chance. A single "
-        "run has no interval.",
+        "Each difference is to the row in the column *baseline*, paired by seed, with its 95 % interval (Student's t). "
+        "*Better* and *worse* mean that the interval excludes zero. Without any true difference, one row in twenty "
+        "would still show one. A single run has no interval.",
         "",
     ]
     if done:
-        lines += ["## In short", *(_in_short(part, rows) for part in _parts(rows)), ""]
-        lines += [f"![top-1 of every row](results/{name}.png)", ""]
+        lines += ["## Summary", *(_in_short(part, rows) for part in _parts(rows)), ""]
+        lines += [f"![Top-1 of every row](results/{name}.png)", ""]
     for part in _parts(rows):
         mine = [row for row in rows if row["part"] == part]
         lines += [f"## {part}", rows_table(mine), "", _verdict(mine), ""]
-    lines.append(f"Made from `docs/results/{name}.json`. {stamp_line(results['stamp'])}")
+    lines.append(f"Written from `docs/results/{name}.json`. {stamp_line(results['stamp'])}")
     return "\n".join(lines) + "\n"
 
 
@@ -90,39 +98,39 @@ def _parts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _in_short(part: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """What a part says: which rows are better or worse, and how far apart all of them lie."""
+    """The significant rows of a part, and the range of the differences."""
     mine = [row for row in rows if row["part"] == part]
     found = {row["row"]: summarise(row, mine) for row in mine if row["against"]}
     known = {name: one for name, one in found.items() if one.difference is not None}
     if not known:
-        return f"- **{part}**: nothing yet."
-    told = []
+        return f"- **{part}**: no results yet."
+    parts = []
     for verdict in ("better", "worse"):
         names = [f"{name} {_difference(one)}" for name, one in known.items() if one.verdict == verdict]
-        told += [f"{verdict}: {'; '.join(names)}"] if names else []
+        parts += [f"{verdict}: {'; '.join(names)}"] if names else []
     low, high = (
         f"{extreme(one.difference or 0 for one in known.values()):+.1f}".replace("-", "−") for extreme in (min, max)
     )
-    found_text = ". ".join(told) if told else "no row can be told from what it is compared with"
-    return f"- **{part}**: {found_text}. Differences from {low} to {high} points."
+    text = ". ".join(parts) if parts else "no significant difference"
+    return f"- **{part}**: {text}. Differences from {low} to {high} percentage points."
 
 
 def _progress(results: Mapping[str, Any]) -> tuple[int, int]:
-    """Runs done and planned; a model that stands in several parts is trained once."""
+    """Runs done and planned; a model that occurs in several parts is trained once."""
     rows = {tuple(row[key] for key in ("model", "attention", "patch", "changes")): row for row in results["rows"]}
     return sum(len(row["runs"]) for row in rows.values()), len(rows) * len(results["seeds"])
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One part's rows, each beside the row it is compared with."""
+    """The rows of one part, with the difference of each to its baseline."""
     timed = any("latency_ms" in row for row in rows)
-    columns = ["row", "attention", "parameters", "runs", "top-1", "against", "difference", "verdict"]
-    columns += ["ms", "MACs"] if timed else []
+    columns = ["row", "attention", "parameters", "top-1", "baseline", "difference", "verdict"]
+    columns += ["latency, ms", "MACs"] if timed else []
     cells = []
     for row in rows:
         found = summarise(row, rows)
         change = f" · `{row['changes']}`" if row["changes"] else ""
-        line = [row["row"], f"`{row['attention']}`{change}", f"{row['params'] / 1e6:.2f} M", str(found.runs)]
+        line = [row["row"], f"`{row['attention']}`{change}", f"{row['params'] / 1e6:.2f} M"]
         line += [_mean(found), row["against"] or "–", _difference(found), found.verdict if row["against"] else "–"]
         if timed:
             ms, macs = row.get("latency_ms"), row.get("macs")
@@ -148,17 +156,18 @@ def _difference(found: Summary) -> str:
 
 
 def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One sentence of what the part says so far."""
+    """The number of rows with each verdict, and of runs per row."""
     found = [summarise(row, rows) for row in rows if row["against"]]
-    told = {name: sum(one.verdict == name for one in found) for name in ("better", "worse", "not told apart")}
-    waiting = len(found) - sum(told.values())
-    text = ", ".join(f"{count} {name}" for name, count in told.items())
-    text = f"Of {len(found)} rows that are compared: {text}"
-    return f"{text}; {waiting} wait for a second run." if waiting else f"{text}."
+    counts = {name: sum(one.verdict == name for one in found) for name in ("better", "worse", NOT_SIGNIFICANT)}
+    waiting = len(found) - sum(counts.values())
+    runs = sorted({summarise(row, rows).runs for row in rows})
+    text = f"Of {len(found)} compared rows: {', '.join(f'{count} {name}' for name, count in counts.items())}"
+    text += f"; {waiting} require a second run" if waiting else ""
+    return f"{text}. Runs per row: {' to '.join(map(str, dict.fromkeys((runs[0], runs[-1]))))}."
 
 
 def draw(results: Mapping[str, Any], path: str | Path) -> None:
-    """Every row's top-1: its runs as dots, their mean as a line."""
+    """Draw the top-1 of every row: its runs as dots, their mean as a line."""
     rows = results["rows"]
     figure = new_figure(7, 0.9 + 0.24 * len(rows))
     axes = figure.subplots()

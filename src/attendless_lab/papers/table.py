@@ -1,4 +1,4 @@
-"""The frame of every paper's table: printed values as data, our values by counting or measuring, side by side."""
+"""The tables of the papers as data: each printed value beside ours, which is counted or measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from attendless.errors import unknown
 
-#: What a printed number is a multiple of.
+#: Unit of a printed number → its factor.
 UNITS = {
     "": 1.0,
     "M": 1e6,
@@ -23,17 +23,22 @@ UNITS = {
     "h": 3600.0,
 }
 
-
-#: Units of what is counted in ones.
+#: Units of whole numbers.
 _WHOLE = ("tokens", "keys", "layers")
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One printed number: whose (`row`), what (`quantity`), as printed (`paper`), and ours as a raw count or measure.
+    """One value of a table.
 
-    `agrees` says whether ours rounds to the printed digits; it is None where we have no value of our own, and where it
-    is another machine's. What is not printed at all is empty.
+    Args:
+        row: the row of the paper's table, usually a model.
+        quantity: what is counted, for example `"FLOPs"`.
+        unit: a key of `UNITS`.
+        paper: the value as the paper prints it; empty if the paper does not print it.
+        ours: our count or measurement, without the unit's factor; None if we have none.
+        note: reasons and remarks, separated by `"; "`.
+        attention: the attention that we count, if the row is about one.
     """
 
     row: str
@@ -42,10 +47,12 @@ class Row:
     paper: str
     ours: float | int | None = None
     note: str = ""
+    attention: str = ""
 
     @property
     def agrees(self) -> bool | None:
-        if self.ours is None or not self.paper or self.unit == "images/s":  # another machine's
+        """Whether our value rounds to the printed digits; None if there is nothing to compare."""
+        if self.ours is None or not self.paper or self.unit == "images/s":  # measured on another machine
             return None
         return self.ours_text == self.paper
 
@@ -56,7 +63,7 @@ class Row:
             return "–"
         if not self.paper:
             value = self.ours / UNITS[self.unit]
-            return f"{value:,.0f}" if self.unit in _WHOLE else f"{value:.1f}"
+            return f"{value:,.0f}" if self.unit in _WHOLE else f"{value:,.1f}"
         step = Decimal(1).scaleb(Decimal(self.paper).as_tuple().exponent)  # type: ignore[arg-type]
         return str((Decimal(repr(float(self.ours))) / Decimal(UNITS[self.unit])).quantize(step, ROUND_HALF_EVEN))
 
@@ -65,14 +72,35 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """A table or figure of a paper as a command. `rules` say how our numbers are counted; `build` makes the rows,
-    `time` those that are measured on this machine, if there are any. `here` says what of it can be reproduced where
-    attendless runs, and what would need more."""
+class Source:
+    """A paper: the name of its page, a short title, its citation, and the introduction of its page (Markdown)."""
 
     name: str
     title: str
-    source: str
+    citation: str
+    introduction: str
+
+    def __str__(self) -> str:
+        return self.citation
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """A table or figure of a paper.
+
+    Args:
+        name: the argument of `attendless papers`.
+        title: the number and subject of the table.
+        source: the paper.
+        rules: how our values are counted.
+        build: returns the counted rows.
+        time: returns the rows that are measured on this machine; None if there are none.
+        here: what attendless reproduces of the table, each as `"what"` or `"what: details"`.
+    """
+
+    name: str
+    title: str
+    source: Source
     rules: tuple[str, ...]
     build: Callable[[], Iterable[Row]]
     time: Callable[[], Iterable[Row]] | None = None

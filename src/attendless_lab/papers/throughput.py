@@ -1,4 +1,4 @@
-"""Images a second on this machine, beside what a paper's machine did: another machine, so no agreement is claimed."""
+"""Throughput on this machine. A paper's throughput is of another machine, so the two are not compared."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from attendless.sizes import channels, input_size
 
 from .table import Row
 
-#: Images at a time, and seconds for which a pair takes turns.
+#: Batch size, and seconds of the interleaved benchmark of a pair.
 BATCH, BUDGET = 4, 6.0
 
 
 def alone(models: Iterable[tuple[str, str, Callable[[], Any]]]) -> Iterator[Row]:
-    """A row for each (row, printed throughput, how to build it): its quickest of a few calls."""
+    """A row for each (row, printed throughput, function that builds the model): the fastest of a few calls."""
     for row, printed, build in models:
         seconds = warm_up(_call(build()), device_timer())
-        yield Row(row, "throughput", "images/s", printed, BATCH / seconds, "this machine's, in evaluation")
+        yield Row(row, "throughput", "images/s", printed, BATCH / seconds, "ours is inference on this machine")
 
 
 def pairs(models: Iterable[tuple[str, str, Callable[[], Any], str, Callable[[], Any]]]) -> Iterator[Row]:
-    """Two rows for each pair of which no throughput is printed, timed by turns, and how they compare."""
+    """Two rows for each pair of models without printed throughput, from an interleaved benchmark, with the speed-up."""
     for plain, _, build, less, build_less in models:
         found = interleave({plain: _call(build()), less: _call(build_less())}, budget=BUDGET)
         compared = found.compare(less, plain)
         low, high = compared.interval
-        verdict = f"{compared.ratio:.2f}× {plain}'s speed, 99 % sure between {low:.2f} and {high:.2f}"
+        verdict = f"speed-up over {plain} {compared.ratio:.2f}× (99 % interval {low:.2f} to {high:.2f})"
         for name, note in ((plain, ""), (less, verdict)):
             yield Row(name, "throughput", "images/s", "", BATCH / found.median(name), note)
 

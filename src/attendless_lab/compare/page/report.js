@@ -328,11 +328,11 @@ function drawMaps() {
   if (asked === null || !one.queries.includes(asked)) asked = (one.height >> 1) * one.width + (one.width >> 1);
   if (picture) {
     const figure = element("figure", parent), box = element("div", figure, null, { class: "picture" });
-    element("img", box, null, { src: picture, alt: "the picture the maps are of" });
+    element("img", box, null, { src: picture, alt: "the image of the maps" });
     const mark = element("i", box);
     Object.assign(mark.style, { left: `${asked % one.width / one.width * 100}%`, top: `${Math.floor(asked / one.width) / one.height * 100}%`,
       width: `${100 / one.width}%`, height: `${100 / one.height}%` });
-    element("figcaption", figure, "asked from the marked patch");
+    element("figcaption", figure, "query: the marked patch");
   }
   const tint = getComputedStyle(document.documentElement).getPropertyValue("--tint").split(",").map(Number);
   for (const row of rows) {
@@ -344,7 +344,7 @@ function drawMaps() {
     context.putImageData(image, 0, 0);
     if (picture) {
       const box = element("div", figure, null, { class: "lit" });
-      element("img", box, null, { src: picture, alt: `the picture in the light of ${row.attention}` });
+      element("img", box, null, { src: picture, alt: `the image brightened by the map of ${row.attention}` });
       const shade = element("canvas", box, null, { width, height }).getContext("2d"), dark = shade.createImageData(width, height);
       for (let i = 0; i < width * height; i++) dark.data.set([0, 0, 0, 0.85 * (255 - map[first + i])], 4 * i);
       shade.putImageData(dark, 0, 0);
@@ -361,19 +361,19 @@ function drawMaps() {
   }
 }
 
-// What was converted ------------------------------------------------------------------------------------------------
+// The conversion ---------------------------------------------------------------------------------------------------
 
 function drawConversion() {
   const row = data.conversion;
   $("converted").hidden = !row;
   if (!row) return;
   $("conversion").textContent = `The model trained with full attention at ${row.trained_at.join("×")} px, as it is at ${row.size.join("×")} px ` +
-    `(${row.tokens.toLocaleString("en")} tokens) and with ${row.attention} instead. ${row.images.toLocaleString("en")} pictures of ${row.data}: the same answer to ${(100 * row.agreement).toFixed(1)} % of them. ` +
-    `Speed-up ${row.speedup.toFixed(2)}× (quartiles ${row.quartiles.map((q) => q.toFixed(2)).join("–")}); were attention free, it would be ${row.cap.toFixed(1)}×.`;
+    `(${row.tokens.toLocaleString("en")} tokens) and with ${row.attention} instead. ${row.images.toLocaleString("en")} images of ${row.data}: top-1 agreement ${(100 * row.agreement).toFixed(1)} %. ` +
+    `Speed-up ${row.speedup.toFixed(2)}× (quartiles ${row.quartiles.map((q) => q.toFixed(2)).join("–")}); maximum ${row.cap.toFixed(1)}× (Amdahl's law, if attention cost nothing).`;
   $("bars").replaceChildren();
-  const groups = [["ms an image", row.dense_latency_ms, row.latency_ms], ["top-1 %", row.dense_top1, row.top1],
-    ["MB at the peak", row.dense_peak_memory_mb, row.peak_memory_mb]].filter(([, a, b]) => is(a) && is(b));
-  const svg = make("svg", { role: "img", "aria-label": "time, accuracy and memory of both" }, $("bars"));
+  const groups = [["latency, ms per image", row.dense_latency_ms, row.latency_ms], ["top-1 %", row.dense_top1, row.top1],
+    ["peak memory, MB", row.dense_peak_memory_mb, row.peak_memory_mb]].filter(([, a, b]) => is(a) && is(b));
+  const svg = make("svg", { role: "img", "aria-label": "latency, accuracy and memory of both" }, $("bars"));
   const width = Math.max(260, svg.getBoundingClientRect().width), name = row.attention.split(":")[0], step = 86;
   svg.setAttribute("viewBox", `0 0 ${width} ${groups.length * step}`);
   groups.forEach(([title, ...values], i) => {
@@ -388,8 +388,8 @@ function drawConversion() {
   $("sharp").replaceChildren();
   for (const seen of row.shown) {
     const figure = element("figure", $("sharp"));
-    element("img", figure, null, { src: seen.picture, alt: "a picture" });
-    element("img", figure, null, { src: seen.sharp, alt: "the same, lit where it is looked at sharply" });
+    element("img", figure, null, { src: seen.picture, alt: "an image" });
+    element("img", figure, null, { src: seen.sharp, alt: "the same, brightened where patches attend exactly" });
   }
 }
 
@@ -412,7 +412,7 @@ function drawAll() {
   shown = data.rows.filter((row) => row.setting === settings[+$("setting").value || 0]);
   const seeds = Math.max(...shown.map((row) => row.seeds.length));
   $("lead").textContent = `${shown.length} attentions in ${describe(shown[0])}, from ${seeds} seed${seeds === 1 ? "" : "s"}. ` +
-    "Same initial weights, same order of the same pictures, same machine.";
+    "Same initial weights, same images in the same order, same machine.";
   const sizes = shown.map((row) => row.curve).sort((a, b) => b.length - a.length)[0] || [];
   options($("tokens"), sizes.map((p, i) => `${p.tokens ?? p.size.join("×")} tokens${i ? "" : ", as trained"}`), Math.max(0, sizes.length - 1));
   const layers = shown.map((row) => row.looks).sort((a, b) => b.length - a.length)[0] || [];
