@@ -22,11 +22,11 @@ $(STAMP): $(BIN)/python pyproject.toml $(shell find native -type f 2>/dev/null)
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[dev]"
 	@touch $@
 
-# Minutes on two cores; killed, or run again, it goes on where it stopped.
+# Takes about ten minutes on two cores; an interrupted demo resumes.
 demo: $(STAMP)
-	$(BIN)/attendless demo --out attendless-out/demo
+	$(BIN)/attendless demo --pretrained --out attendless-out/demo
 
-# Each worker computes on one core, so two workers do not fight over threads.
+# Each worker computes with one thread, so that workers do not compete for cores.
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m "not slow and not builds"
 
@@ -38,11 +38,12 @@ test-all: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 # The suite against the oldest timm we support, laid over the environment that has everything else. An old timm uses
-# what a new torch calls deprecated; its warnings are not ours.
+# what a new torch calls deprecated; its warnings are not ours, in child processes either.
 test-oldest: $(STAMP)
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target build/oldest $(OLDEST)
-	OMP_NUM_THREADS=1 PYTHONPATH=build/oldest $(BIN)/python -m pytest -n auto -m "not slow and not builds" \
-		-W ignore::DeprecationWarning -W ignore::FutureWarning
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/build/oldest PYTHONWARNINGS=ignore::DeprecationWarning,ignore::FutureWarning \
+		PYTEST_ADDOPTS="-W ignore::DeprecationWarning -W ignore::FutureWarning" \
+		$(BIN)/python -m pytest -n auto -m "not slow and not builds"
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""Draw docs/architecture.svg: which part of the package imports which, read off the code.
+"""Draw docs/architecture.svg: which part of the package imports which, found in the code.
 
 python docs/draw_architecture.py docs/architecture.svg
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from test_imports import ORDER, graph  # noqa: E402
 
-#: What each folder holds.
+#: The description of each folder, in two lines.
 WORDS = {
     "attendless_cli": (
         "one file per command · attendless_lab: papers, compare, explore, demo",
@@ -43,7 +43,7 @@ WORDS = {
     "sparse": ("operations, one description each,", "backends, policy, costs"),
     "data": ("images by folder or name,", "the embedded scenes"),
 }
-#: Where a folder stands from left to right, unless another stands there already; the middle if nothing is said.
+#: The preferred column of each folder, from the left; the nearest free column is used.
 COLUMNS = {"data": 0, "train": 0, "dense": 0, "measure": 1, "optimize": 3, "show": 1, "maps": 2, "check": 3}
 COLUMNS |= {"hub": 3, "export": 4, "predict": 4, "serve": 4}
 ACROSS = 5
@@ -59,7 +59,7 @@ FILLS |= {"backbones": "#0072B2", "integrations": "#0072B2", "convert": "#0072B2
 
 
 def imports() -> dict[str, set[str]]:
-    """Of every folder, the folders it imports."""
+    """The folders that each folder imports."""
     found: dict[str, set[str]] = {part: set() for part in ORDER if (ROOT / "src" / "attendless" / part).is_dir()}
     for name, others in graph().items():
         part = name.split(".")[0]
@@ -69,7 +69,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def reduced(edges: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Without the edges that follow from others."""
+    """The transitive reduction: the edges that do not follow from others."""
 
     def below(part: str) -> set[str]:
         return edges[part].union(*(below(other) for other in edges[part]))
@@ -89,7 +89,7 @@ def draw() -> str:
     height = levels(edges)
     top = max(height.values()) + 1
     height |= {"attendless_cli": top}
-    # A part beside the others stands as high as possible, next to the parts that use it.
+    # `data` imports no other part. It is drawn directly below the lowest part that imports it.
     height["data"] = min(height[part] for part in edges if "data" in edges[part]) - 1
     edges["attendless_cli"] = {part for part in edges if not any(part in others for others in edges.values())}
     height |= dict.fromkeys(edges["attendless_cli"], top - 1)

@@ -1,4 +1,4 @@
-"""Make the pictures of docs/seeing.md, of a photograph in the public domain that Matplotlib brings.
+"""Draw the figures of docs/seeing.md from a public-domain photograph that is part of Matplotlib's wheel.
 
 python docs/draw_seeing.py deit_tiny_patch16_224.safetensors docs/seeing
 """
@@ -21,7 +21,7 @@ from attendless_lab.explore.picture import first_picture
 
 MODEL = "deit_tiny_patch16_224"
 SPARSIFINER = ("--attention", "sparsifiner:keep=0.25,rest=pooled", "--predictor", MODEL)
-#: Each picture of the page and what is asked for besides model and weights.
+#: Arguments of `attendless show` for each figure of the page, besides model and weights.
 FIGURES = {
     "maps": ("--layers", "0,5,11", "--query", "250,160"),
     "sparsifiner-3": ("--figure", "sparsifiner-3", *SPARSIFINER, "--layers", "2,8", "--query", "250,160"),
@@ -48,7 +48,7 @@ def main(weights: str, folder: str) -> None:
 
 
 def _small(large: Path, small: Path, width: int = 900) -> None:
-    """The picture with no more pixels than a page shows, and colours as they are."""
+    """Save the image as a JPEG of at most `width` pixels, without chroma subsampling."""
     with Image.open(large) as image:
         image = image.convert("RGB")
         if image.width > width:
@@ -56,7 +56,7 @@ def _small(large: Path, small: Path, width: int = 900) -> None:
         image.save(small, quality=85, subsampling=0, optimize=True)
 
 
-def _explore(weights: str, picture: Path) -> None:
+def _explore(weights: str, path: Path) -> None:
     words = [MODEL, "--weights", weights, "--predictor", MODEL, "--port", "7869"]
     command = [sys.executable, "-m", "attendless", "explore", *words]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as driver:
@@ -69,7 +69,7 @@ def _explore(weights: str, picture: Path) -> None:
         page.mouse.click(box["x"] + 0.45 * box["width"], box["y"] + 0.25 * box["height"])  # type: ignore[index]
         page.get_by_text("the patch: row 3, column 6").wait_for()
         page.wait_for_timeout(1000)
-        page.screenshot(path=picture, full_page=True)
+        page.screenshot(path=path, full_page=True)
         browser.close()
         server.send_signal(signal.SIGINT)
 

@@ -1,8 +1,8 @@
-"""What mkdocs does not do by itself: files of the repository that the pages link to become pages of the site, and a
-site that would ask for anything over the network is refused.
+"""Hooks of mkdocs: add linked files of the repository to the site, and reject a site that needs the network.
 
-On GitHub `../examples/echo.py` is a link to that file. The site holds docs/ alone, so the file is shown as a page of
-its own, and the link points there.
+On GitHub, `../examples/echo.py` links to that file. The site contains docs/ only, so `on_files` adds a page that shows
+the file, and `on_page_markdown` points the link to that page. `on_post_build` raises if a page loads anything from
+another host.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LINK = re.compile(r"(\]\()([^)\s:#]+)((?:#[^)\s]*)?\))")
 
 
 def outside(page: str, target: str) -> str | None:
-    """The path in the repository that a page's link leads to, if that is a file and not one of docs/."""
+    """The path in the repository of a link's target, if the target is a file outside docs/."""
     path = Path(os.path.normpath(DOCS / posixpath.dirname(page) / target))
     return path.relative_to(ROOT).as_posix() if path.is_file() and DOCS not in path.parents else None
 
@@ -37,7 +37,7 @@ def on_files(files: Files, config: object) -> Files:
 
 def shown(path: str) -> str:
     text = (ROOT / path).read_text()
-    if path.endswith(".md"):  # links in it lead to the repository, which is not here
+    if path.endswith(".md"):  # the site does not contain the targets of its links
         return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     return f"# {path}\n\n```{path.rpartition('.')[2]}\n{text}```\n"
 
@@ -54,7 +54,7 @@ def on_page_markdown(markdown: str, page: object, **_: object) -> str:
     return LINK.sub(there, markdown)
 
 
-#: What a browser fetches by itself, from somewhere else.
+#: References that make a browser load something from another host.
 FOREIGN = re.compile(
     r"""<(?:script|link|img|iframe|source)\b[^>]*\b(?:src|href)=["']?(?:https?:)?//[^"'\s>]*|url\(["']?https?:[^)]*"""
 )

@@ -27,6 +27,11 @@ two. [Models](models.md) has measured speed-ups, [Convert](convert.md) explains 
 `convert` also serves attendless models, and any other model with one of these attention classes inside: it exchanges
 them in a copy.
 """
+TITLES = (
+    ("timm", "timm"),
+    ("segment_anything", "Segment Anything's published code"),
+    ("transformers", "Hugging Face transformers"),
+)
 REGISTER = """
 ## Add a family
 
@@ -48,7 +53,7 @@ Load the file with `attendless.load_plugin(path)` or `--plugin FILE`; both `conv
 def page() -> str:
     rows = [row for row in families() if row.library != "plug-in"]
     parts = [HEAD]
-    for library, title in (("timm", "timm"), ("transformers", "Hugging Face transformers")):
+    for library, title in TITLES:
         parts += [f"\n## {title}\n\n", _served([row for row in rows if row.library == library and not row.refused])]
     parts += ["\n## Refused\n\n", _refused([row for row in rows if row.refused]), REGISTER]
     return "".join(parts)
@@ -73,7 +78,13 @@ def _refused(rows: list[Family]) -> str:
 
 
 def _name(row: Family) -> str:
-    return row.name if row.library == "timm" or " " in row.name else f"`{row.name}`"
+    """Model types of transformers as code, several separated by commas; other names as they are."""
+    names = row.name.split(", ")
+    return (
+        row.name
+        if row.library == "timm" or any(" " in name for name in names)
+        else ", ".join(map("`{}`".format, names))
+    )
 
 
 def _code(text: str) -> str:
@@ -81,10 +92,14 @@ def _code(text: str) -> str:
 
 
 def _tokens(row: Family) -> str:
-    if row.library == "timm" or row.own_grid or row.patch != "hf_interface":
+    if row.library != "transformers" or row.own_grid or row.patch != "hf_interface":
         return "read from the model"
     counts = row.prefix if isinstance(row.prefix, tuple) else (row.prefix,)
     front = " or ".join(map(str, counts)) + " before"
+    if row.sizes:
+        front += f" each image; images packed, sizes from `{row.sizes}`"
+    if row.parts:
+        front += " each window"
     return f"{front}, {row.suffix} behind" if row.suffix else front
 
 

@@ -1,8 +1,10 @@
-"""Take the pictures of a report that the documentation shows, in Debian's chromium.
+"""Take the screenshots of a report that the documentation shows. Needs chromium and playwright.
 
-python docs/screenshot.py attendless-out/demo/report.html docs/report.png              a laptop's whole page
-python docs/screenshot.py attendless-out/demo/report.html docs/report-phone.png        …-phone: 420 px, dark
-python docs/screenshot.py attendless-out/demo/report.html docs/report-dark.png         …-dark: a laptop's, dark
+python docs/screenshot.py attendless-out/demo/report.html docs/report.png              # 1,280 px wide, light theme
+python docs/screenshot.py attendless-out/demo/report.html docs/report-dark.png         # 1,280 px wide, dark theme
+python docs/screenshot.py attendless-out/demo/report.html docs/report-phone.png        # 420 px wide, dark theme
+
+The end of the output file's name, `-dark` or `-phone`, selects width and theme.
 """
 
 from __future__ import annotations
@@ -19,14 +21,14 @@ FLAGS = (
 )
 
 
-def main(report: str, picture: str) -> None:
+def main(report: str, image: str) -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=list(FLAGS))
-        kind = Path(picture).stem.partition("-")[2]
+        kind = Path(image).stem.partition("-")[2]
         width, scheme = {"": (1280, "light"), "dark": (1280, "dark"), "phone": (420, "dark")}[kind]
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
         page.goto(Path(report).resolve().as_uri())
-        page.screenshot(path=picture, full_page=True)
+        page.screenshot(path=image, full_page=True)
         browser.close()
 
 
