@@ -45,7 +45,8 @@ struct FovealHead {
     int32_t *sharp, *touched, *opened;  // cells chosen, as flags; coarse cells with one of them, as flags and as a list
     int32_t *chosen, *index;            // cells of kTiles tiles; of one, with room for what Select writes beyond
     float *score, *mean[kTiles];        // of the cells and of the queries, for each of kTiles tiles
-    float *dk, *dv;                     // differences of a chunk of rows from their means
+    typename Slopes<W, P>::Word* dk;    // differences of a chunk of rows from their means
+    typename P::Value* dv;
 
     Local(const Foveal& f, Cursor& memory)
         : list(memory.ints(table_rows(f))),
@@ -56,8 +57,8 @@ struct FovealHead {
           chosen(memory.ints(int64_t(kTiles) * f.budget)),
           index(memory.ints(padded(f.image->cells.count) + 8)),
           score(memory.floats(int64_t(kTiles) * padded(f.image->cells.count))),
-          dk(memory.floats(levels_of(f) ? int64_t(kChunk) * padded(f.problem.q.width) : 0)),
-          dv(memory.floats(levels_of(f) ? int64_t(kChunk) * padded(f.problem.v.width) : 0)) {
+          dk(reinterpret_cast<decltype(dk)>(memory.floats(levels_of(f) ? int64_t(kChunk) * padded(f.problem.q.width) : 0))),
+          dv(reinterpret_cast<decltype(dv)>(memory.floats(levels_of(f) ? int64_t(kChunk) * padded(f.problem.v.width) : 0))) {
       for (int i = 0; i < kTiles; ++i) mean[i] = memory.floats(f.problem.q.width);
     }
   };

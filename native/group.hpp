@@ -17,13 +17,16 @@ struct Group {
   using Key = typename P::Key;
   using Value = typename P::Value;
   using Word = typename WordOf<Key>::Word;
+  using Weight = typename WordOf<Value>::Word;
+  using N = Words<S::kWidth, Value>;
+  using Rows = Weigh<S::kWidth, Value>;
   using F = typename S::F;
   using Lanes = typename T::Lanes;
   static constexpr int L = T::kLanes;
 
   // Scratch: a query's channels, values' channels and a chunk's scores, transposed or not; `keys` and what follows are
   // for the backward pass, `keys` and `turns` also for what blurs add. `weights` are the scores in words, where those
-  // hold more than one.
+  // hold more than one number.
   struct Memory {
     float *keysT, *valuesT, *scores;
     float *keys, *grads, *values, *slopes, *turns[2];
@@ -36,7 +39,7 @@ struct Group {
           grads(memory.floats(L * padded(width))),
           values(memory.floats(L * padded(value_width))),
           slopes(memory.floats(L * kChunk)),
-          weights(reinterpret_cast<uint32_t*>(memory.floats(P::kRounds ? L * kChunk : 0))) {
+          weights(reinterpret_cast<uint32_t*>(memory.floats(P::kRounds ? L * kChunk / 2 : 0))) {
       for (float*& turn : turns) turn = memory.floats(L * (padded(width) + kGroup));
     }
   };
@@ -67,17 +70,9 @@ struct Group {
         UNROLL for (int j = 0; j < T::kVectors; ++j) most.at[j] = S::max(most.at[j], x.at[j]);
       }
       rescale(base, most, sums, out, value_width);
-      for (int r = 0; r < chunk.count; ++r) {
-        Lanes x = Lanes::load(p + r * L);
-        UNROLL for (int j = 0; j < T::kVectors; ++j) {
-          x.at[j] = S::exp2(x.at[j] - S::finite(base.at[j]));
-          if constexpr (P::kRounds) x.at[j] = S::nearest_half(x.at[j]);
-          total.at[j] += x.at[j];
-        }
-        x.store(p + r * L);
-      }
-      for (int b = 0; b < blurs.count; ++b) add_mass(blurs.at[b], at, chunk.count, p, sums[1 + b]);
-      weigh(chunk.value, packed(p, chunk.count, memory), chunk.count, out, value_width);
+      const Weight* const w = weights(p, chunk.count, base, total, memory);
+      for (int b = 0; b < blurs.count; ++b) add_mass(blurs.at[b], at, chunk.count, w, sums[1 + b]);
+      weigh(chunk.value, w, chunk.count, out, value_width);
     }
     for (int b = 0; b < blurs.count; ++b) {
       if constexpr (P::kRounds) {
@@ -183,27 +178,38 @@ struct Group {
     }
   }
 
-  static constexpr int kQuad = 4;
-  static_assert(L % kQuad == 0);
-
-  static INLINE void weigh(const Value* const* row, const typename WordOf<Value>::Word* p, int count, float* out,
-                           int width) {
-    for (int i = 0; i < L; i += kQuad) {
-      Weigh<S::kWidth, Value>::template add<kQuad>(row, p + i, L, count, out + i * width, width);
-    }
+  static INLINE void weigh(const Value* const* row, const Weight* p, int count, float* out, int width) {
+    constexpr int Q = Rows::kQueries;
+    static_assert(L % Q == 0);
+    for (int i = 0; i < L; i += Q) Rows::template add<Q>(row, p + i, L, count, out + i * width, width);
   }
 
-  // The weights of a chunk as words of several rows each; what lies behind the last row is 0.
-  static INLINE const typename WordOf<Value>::Word* packed(float* p, int count, [[maybe_unused]] const Memory& memory) {
+  // Scores become weights 2^(score - base), which are added to `total`: in place, or rounded as words of several rows. What
+  // lies behind the last row is 0.
+  static INLINE const Weight* weights(float* p, int count, const Lanes& base, Lanes& total,
+                                      [[maybe_unused]] const Memory& memory) {
+    const auto weight = [&](int r, int j) INLINE_LAMBDA {
+      return N::exp2(S::load(p + r * L + j * S::kWidth) - S::finite(base.at[j]));
+    };
     if constexpr (P::kRounds) {
-      if (count % 2) Lanes::splat(0.f).store(p + count * L);
+      if (count % 2) Lanes::splat(-kInfinity).store(p + count * L);
+      const auto ones = N::splat(kOnes);
       for (int r = 0; r < count; r += 2) {
-        for (int j = 0; j < L; j += S::kWidth) {
-          S::store(memory.weights + r / 2 * L + j, S::paired(S::load(p + r * L + j), S::load(p + (r + 1) * L + j)));
+        UNROLL for (int j = 0; j < T::kVectors; ++j) {
+          const auto both = N::rounded(weight(r, j), weight(r + 1, j));
+          total.at[j] = N::add(total.at[j], both, ones);
+          N::store(memory.weights + r / 2 * L + j * S::kWidth, both);
         }
       }
       return memory.weights;
     } else {
+      for (int r = 0; r < count; ++r) {
+        UNROLL for (int j = 0; j < T::kVectors; ++j) {
+          const F x = weight(r, j);
+          total.at[j] += x;
+          S::store(p + r * L + j * S::kWidth, x);
+        }
+      }
       return p;
     }
   }
@@ -244,10 +250,23 @@ struct Group {
   }
 
   // The weights of a chunk, which starts `at`, that belong to a blur.
-  static INLINE void add_mass(const Blur<P>& blur, int at, int count, const float* p, Lanes& mass) {
-    for (int r = most_of(blur.begin - at, 0); r < least(blur.end - at, count); ++r) {
-      const Lanes x = Lanes::load(p + r * L);
-      UNROLL for (int j = 0; j < T::kVectors; ++j) mass.at[j] += x.at[j];
+  static INLINE void add_mass(const Blur<P>& blur, int at, int count, const Weight* p, Lanes& mass) {
+    int r = most_of(blur.begin - at, 0);
+    const int end = least(blur.end - at, count);
+    if constexpr (P::kRounds) {
+      const auto add = [&](uint32_t ones) INLINE_LAMBDA {
+        UNROLL for (int j = 0; j < T::kVectors; ++j) {
+          mass.at[j] = N::add(mass.at[j], N::load(p + r / 2 * L + j * S::kWidth), N::splat(ones));
+        }
+      };
+      if (r < end && r % 2) add(kSecondOne), ++r;
+      for (; r + 2 <= end; r += 2) add(kOnes);
+      if (r < end) add(kFirstOne);
+    } else {
+      for (; r < end; ++r) {
+        const Lanes x = Lanes::load(p + r * L);
+        UNROLL for (int j = 0; j < T::kVectors; ++j) mass.at[j] += x.at[j];
+      }
     }
   }
 

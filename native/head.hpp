@@ -7,8 +7,8 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-// Room for a group's queries in padded words, and for its results in floats, where numbers are rounded: null where they
-// are not, and the caller's are used.
+// Room for a group's queries in padded words, and for its results in floats, where numbers are rounded: null where the
+// caller's are used.
 template <class P>
 struct Aside {
   typename P::Key* q = nullptr;
@@ -17,9 +17,19 @@ struct Aside {
   INLINE Aside() {}
   INLINE Aside(const Problem& problem, Cursor& memory) {
     if constexpr (P::kRounds) {
-      q = reinterpret_cast<typename P::Key*>(memory.floats(int64_t(kGroup) * KvTable<P>::key_words(problem.q.width)));
+      const int64_t words = int64_t(kGroup) * KvTable<P>::key_words(problem.q.width);
+      if (!whole_words(problem.q)) q = reinterpret_cast<typename P::Key*>(memory.floats(words));
       out = memory.floats(int64_t(kGroup) * problem.out.width);
     }
+  }
+
+ private:
+  // The caller's rows are words, and need no padding.
+  static INLINE bool whole_words(const View& q) {
+    using Key = typename P::Key;
+    constexpr int kNumbers = WordOf<Key>::kNumbers;
+    return q.element == kElement<Key> && padded(words<Key>(q.width)) * kNumbers == q.width &&
+           reinterpret_cast<uintptr_t>(q.data) % 4 == 0 && (q.batch | q.head | q.token) % kNumbers == 0;
   }
 };
 
@@ -66,11 +76,9 @@ struct Head {
     Queries<P> group;
     group.count = count;
     for (int i = 0; i < count; ++i) {
-      if constexpr (P::kRounds) {
-        group.q[i] = reinterpret_cast<const uint32_t*>(aside.q) + i * KvTable<P>::key_words(problem.q.width);
-      } else {
-        group.q[i] = row(problem.q, token[i]);
-      }
+      using Word = typename Queries<P>::Word;
+      group.q[i] = aside.q ? reinterpret_cast<const Word*>(aside.q) + i * KvTable<P>::key_words(problem.q.width)
+                           : reinterpret_cast<const Word*>(row<typename P::Key>(problem.q, token[i]));
       group.out[i] = aside.out ? aside.out + i * problem.out.width : row(problem.out, token[i]);
       group.lse[i] = problem.lse + index(token[i]);
       if (problem.out_grad.data) {
@@ -90,6 +98,7 @@ struct Channels {
   // Floats or bfloat16, whichever either is.
   template <class To, class From>
   static INLINE void copy(To* to, const From* from, int width) {
+    if constexpr (sizeof(To) == sizeof(From)) return (void)std::memcpy(to, from, sizeof(To) * size_t(width));
     int c = 0;
     for (; c + W <= width; c += W) S::store(to + c, S::load(from + c));
     if (c == width) return;

@@ -1,8 +1,8 @@
 // How values turn with keys inside the cells of a head, on average: H = Σ w (k - k̄)(v - v̄)ᵀ / Σ w, a matrix for each
 // level of blur; and the way of its gradient back to keys, values and weights.
 //
-// Rows are taken kChunk at a time, as differences from their means. The means themselves need no gradient: inside a cell
-// the weighted differences sum to 0.
+// Rows are taken kChunk at a time, as differences from their means, which are rounded if values are. The means themselves
+// need no gradient: inside a cell the weighted differences sum to 0.
 #pragma once
 
 #include "head.hpp"
@@ -14,14 +14,15 @@ struct Slopes {
   using S = Simd<W>;
   using C = Channels<W>;
   using T = Tile<W, kGroup / W>;
+  using Value = typename P::Value;
+  using N = Words<W, Value>;
+  using Word = typename N::Word;
   static_assert(T::kLanes == 16, "rows are padded to as much");
 
   const int width, value_width;  // of a head's keys; of its values, padded
   float* sums;                   // [key channel][value channel]
-  float *slope[2], *grad[2];     // as sums, of each level
-  Bf16* rounded[2];
-  typename P::Value** rows[2];   // of each level's slope; rounded, if values are
-  float** grad_rows[2];
+  Value *slope[2], **rows[2];    // as sums, of each level; its rows
+  float *grad[2], **grad_rows[2];
   float *turned, *transposed;
 
   Slopes(Cursor& memory, int levels, int width, int values, bool backward)
@@ -30,9 +31,8 @@ struct Slopes {
         sums(memory.floats(levels ? size() : 0)) {
     const bool gradients = backward && levels;
     for (int level = 0; level < 2; ++level) {
-      slope[level] = memory.floats(level < levels ? size() : 0);
-      rows[level] = memory.pointers<typename P::Value*>(level < levels ? width + kGroup : 0);
-      rounded[level] = reinterpret_cast<Bf16*>(memory.floats(level < levels && P::kRounds ? size() / 2 : 0));
+      slope[level] = reinterpret_cast<Value*>(memory.floats(level < levels ? size() / N::kNumbers : 0));
+      rows[level] = memory.pointers<Value*>(level < levels ? width + kGroup : 0);
       grad[level] = memory.floats(level < levels && gradients ? size() : 0);
       grad_rows[level] = memory.pointers<float*>(level < levels && gradients ? width + kGroup : 0);
     }
@@ -52,13 +52,14 @@ struct Slopes {
     const KvTable<Single>& means_;
 
    public:
-    float *const dk, *const dv;  // [row][channel]
+    Word* const dk;             // [word of rows][channel]
+    Value* const dv;            // [row][channel]
     const int first, channels;   // of the keys
     int count = 0;
     int32_t row[kChunk];
     float weight[kChunk];
 
-    INLINE Differences(const Slopes& slopes, const KvTable<Single>& means, float* dk, float* dv, const Slice& blocks)
+    INLINE Differences(const Slopes& slopes, const KvTable<Single>& means, Word* dk, Value* dv, const Slice& blocks)
         : slopes_(slopes),
           means_(means),
           dk(dk),
@@ -69,18 +70,28 @@ struct Slopes {
     // Row `at` of the table `rows`, whose number among all is `number`. Whether that makes a whole chunk.
     template <class Table>
     INLINE bool add(const Table& rows, int at, int number, int mean, float w) {
-      difference(rows.key(at) + first, means_.key(mean) + first, w, channels, dk);
-      difference(rows.value(at), means_.value(mean), 1.f, slopes_.value_width, dv);
+      const auto* const key = rows.key(at) + first;
+      const auto* const value = rows.value(at);
+      const float *const mean_key = means_.key(mean) + first, *const mean_value = means_.value(mean);
+      Word* const to = dk + int64_t(count / N::kNumbers) * channels;
+      for (int c = 0; c < channels; c += W) put(to + c, (S::load(key + c) - S::load(mean_key + c)) * w);
+      for (int c = 0; c < slopes_.value_width; c += W) {
+        S::store(dv + int64_t(count) * slopes_.value_width + c, S::load(value + c) - S::load(mean_value + c));
+      }
       row[count] = number;
       weight[count] = w;
       return ++count == kChunk;
     }
 
    private:
-    template <class Number>
-    INLINE void difference(const Number* x, const float* mean, float factor, int length, float* to) const {
-      to += int64_t(count) * length;
-      for (int c = 0; c < length; c += W) S::store(to + c, (S::load(x + c) - S::load(mean + c)) * factor);
+    // The next row's number of each word, which begins with 0 behind its first.
+    INLINE void put(Word* to, typename S::F x) const {
+      if constexpr (N::kNumbers == 1) {
+        S::store(to, x);
+      } else {
+        const typename S::U half = (typename S::U)S::nearest_half(x);
+        S::store(to, count % 2 ? S::load(to) | half : half >> 16);
+      }
     }
   };
 
@@ -91,11 +102,12 @@ struct Slopes {
 
   // sums += Σ_r dk[r] dv[r]ᵀ
   void add(Differences& found) const {
-    const float* row[kChunk];
+    using Rows = Weigh<W, Value>;
+    const Value* row[kChunk];
     for (int r = 0; r < found.count; ++r) row[r] = found.dv + int64_t(r) * value_width;
-    for (int d = 0; d < found.channels; d += 4) {
-      Weigh<W>::template add<4>(row, found.dk + d, found.channels, found.count,
-                                sums + at(found) + int64_t(d) * value_width, value_width);
+    for (int d = 0; d < found.channels; d += Rows::kQueries) {
+      Rows::template add<Rows::kQueries>(row, found.dk + d, found.channels, found.count,
+                                         sums + at(found) + int64_t(d) * value_width, value_width);
     }
     found.count = 0;
   }
@@ -103,16 +115,10 @@ struct Slopes {
   void write(int level, const Differences& found, float share) const {
     for (int64_t i = at(found); i < at(found) + length(found); i += W) {
       S::store(slope[level] + i, S::load(sums + i) * share);
-      if constexpr (P::kRounds) S::store(rounded[level] + i, S::load(slope[level] + i));
     }
     const bool last = found.first + found.channels >= width;
     for (int d = found.first; d < (last ? width + kGroup : found.first + found.channels); ++d) {
-      const int64_t row = int64_t(least(d, width - 1)) * value_width;
-      if constexpr (P::kRounds) {
-        rows[level][d] = rounded[level] + row;
-      } else {
-        rows[level][d] = slope[level] + row;
-      }
+      rows[level][d] = slope[level] + int64_t(least(d, width - 1)) * value_width;
     }
   }
 

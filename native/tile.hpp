@@ -52,7 +52,7 @@ struct Tile {
       UNROLL for (int j = 0; j < V; ++j) lanes[j] = N::load(x + j * W);
       UNROLL for (int i = 0; i < kBlock; ++i) {
         const typename N::Vec value = N::splat(r[i][c]);
-        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] = N::add(sum[i].at[j], value, lanes[j]);
+        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] = N::add(sum[i].at[j], lanes[j], value);
       }
     };
     for (; xT + 4 * kLanes <= end; xT += 4 * kLanes) {

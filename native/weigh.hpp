@@ -12,6 +12,8 @@ struct Weigh {
   using F = typename S::F;
   using N = Words<W, Number>;
   using Word = typename N::Word;
+  // Queries at once, of many. Rows of words that hold several numbers are put together anew for each lot of queries.
+  static constexpr int kQueries = W == 16 && N::kNumbers > 1 ? 16 : 4;
   // Vectors of channels at once, for Q queries: as many sums as registers hold beside a row and a weight.
   template <int Q>
   static constexpr int kVectors = (W == 16 ? 16 : 12) / Q < 4 ? (W == 16 ? 16 : 12) / Q : 4;
@@ -37,7 +39,7 @@ struct Weigh {
     const auto add = [&](const Word* weight) INLINE_LAMBDA {
       UNROLL for (int i = 0; i < Q; ++i) {
         const typename N::Vec w = N::splat(weight[i]);
-        UNROLL for (int j = 0; j < K; ++j) sum[i][j] = N::add(sum[i][j], w, value[j]);
+        UNROLL for (int j = 0; j < K; ++j) sum[i][j] = N::add(sum[i][j], value[j], w);
       }
     };
     int r = 0;

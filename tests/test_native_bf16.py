@@ -173,17 +173,23 @@ def look_at(v: Tensor, dtype: torch.dtype) -> Tensor:
     return native.functions.gather_attend(q, q, v, None, itself, None, 1.0)[0]
 
 
+def normal(x: Tensor, path: str) -> Tensor:
+    """What products of bfloat16 make of x: `vdpbf16ps` takes numbers below 2⁻¹²⁶ for zero."""
+    return x.where(x.isnan() | (x.abs() >= 2.0**-126), 0 * x.sign()) if path == "avx512bf16" else x
+
+
 def test_every_bfloat16_is_widened(path: str) -> None:
     v = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16).view(1, 1, -1, 64)
     torch.testing.assert_close(look_at(v, torch.float32), v.float(), atol=0, rtol=0, equal_nan=True)
-    torch.testing.assert_close(look_at(v, torch.bfloat16), v, atol=0, rtol=0, equal_nan=True)
+    torch.testing.assert_close(look_at(v, torch.bfloat16), normal(v, path), atol=0, rtol=0, equal_nan=True)
 
 
 def test_results_are_rounded_to_the_nearest(path: str) -> None:
     """Next to every bfloat16: halves of its last place, numbers that become infinite, NaNs that would."""
     upper, lower = torch.arange(-(2**15), 2**15), torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
     v = (upper * 2**16 + lower[:, None]).int().view(torch.float32).view(1, 1, -1, 64)
-    torch.testing.assert_close(look_at(v, torch.bfloat16), v.bfloat16(), atol=0, rtol=0, equal_nan=True)
+    wanted = normal(v.bfloat16(), path)
+    torch.testing.assert_close(look_at(v, torch.bfloat16), wanted, atol=0, rtol=0, equal_nan=True)
 
 
 def forwards() -> dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]]:

@@ -8,8 +8,8 @@ q, k and v in bf16 ask for it. Every factor of a product is a bf16 number, every
 
 Rounding keeps 8 significant bits, so it is the same for every integer c: kernels may use the maximum of the keys they
 have seen so far. Means of keys and values (`foveal.levels`, `basis.Rest`) are computed in fp32 and rounded once; keys
-and cells are chosen in fp32. The matrix H of foveal attention's first order is computed in fp32 from unrounded means
-and rounded; q H is multiplied by the mass and the scale in fp32.
+and cells are chosen in fp32. For the matrix H of foveal attention's first order, differences from the unrounded means
+are rounded, multiplied and summed in fp32, and H is rounded; q H is multiplied by the mass and the scale in fp32.
 
 A backend of PyTorch's own (`fused.attend`) rounds in other places, by as much.
 """

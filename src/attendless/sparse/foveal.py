@@ -213,6 +213,10 @@ def _members(numbers: Tensor, count: int) -> Tensor:
     return numbers.new_zeros(*numbers.shape[:3], count, dtype=torch.bool).scatter(3, numbers, True)
 
 
+def _exact(x: Tensor) -> Tensor:
+    return x
+
+
 class Level(NamedTuple):
     """The cells of one blur level, each as one key."""
 
@@ -226,7 +230,13 @@ class Level(NamedTuple):
 
 
 def levels(
-    k: Tensor, v: Tensor, layout: Layout, *, key_bias: Tensor | None = None, places: Tensor | None = None
+    k: Tensor,
+    v: Tensor,
+    layout: Layout,
+    *,
+    key_bias: Tensor | None = None,
+    places: Tensor | None = None,
+    rounding: Callable[[Tensor], Tensor] = _exact,
 ) -> list[Level]:
     """The means of k [B, H, N, D] and v [B, H, N, ·] at each of `layout.levels`; arguments as for `attend`."""
     P, found = layout.prefix, []
@@ -235,7 +245,7 @@ def levels(
         block = block_of(layout, size, places)
         k_mean, log_count = blur(k[:, :, P:], block, count, weight)
         v_mean, _ = blur(v[:, :, P:], block, count, weight)
-        turn = slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight) if layout.order else None
+        turn = slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight, rounding) if layout.order else None
         found.append(Level(k_mean, v_mean, log_count, turn))
     return found
 
@@ -262,8 +272,19 @@ def blur(x: Tensor, block: Tensor, count: int, weight: Tensor | None = None) -> 
     return mean.to(x.dtype), total[:, 0, :, 0].log()
 
 
-def slope(k: Tensor, v: Tensor, k_mean: Tensor, v_mean: Tensor, block: Tensor, weight: Tensor | None = None) -> Tensor:
-    """H = Σ w (k − k̄)(v − v̄)ᵀ / Σ w over all patches, k̄ and v̄ the means of the patch's block: [B, H, D, ·]."""
+def slope(
+    k: Tensor,
+    v: Tensor,
+    k_mean: Tensor,
+    v_mean: Tensor,
+    block: Tensor,
+    weight: Tensor | None = None,
+    rounding: Callable[[Tensor], Tensor] = _exact,
+) -> Tensor:
+    """H = Σ w (k − k̄)(v − v̄)ᵀ / Σ w over all patches, k̄ and v̄ the means of the patch's block: [B, H, D, ·].
+
+    `rounding` is applied to both factors and to H.
+    """
     block = block.to(k.device)[:, None, :, None]
     wide = torch.promote_types(k.dtype, torch.float32)
     k, v = (
@@ -272,7 +293,8 @@ def slope(k: Tensor, v: Tensor, k_mean: Tensor, v_mean: Tensor, block: Tensor, w
     )
     w = k.new_ones(k.shape[0], 1, k.shape[2], 1) if weight is None else weight.to(wide)[:, None, :, None]
     total = w.sum(dim=2, keepdim=True)
-    return ((w * k).transpose(-2, -1) @ v / torch.where(total > 0, total, 1)).to(k_mean.dtype)
+    mean = rounding(w * k).transpose(-2, -1) @ rounding(v) / torch.where(total > 0, total, 1)
+    return rounding(mean.to(k_mean.dtype))
 
 
 def with_mass(values: Tensor, layout: Layout) -> Tensor:
@@ -329,17 +351,17 @@ def attend(
     places: Tensor | None = None,
     dropout: float = 0.0,
     attention: Callable[..., Tensor] = fused.attend,
-    rounding: Callable[[Tensor], Tensor] | None = None,
+    rounding: Callable[[Tensor], Tensor] = _exact,
 ) -> Tensor:
     """q, k [B, H, N, D], v [B, H, N, ·] and the chosen cells [B, H, T, M] → [B, H, N, ·].
 
-    `attention` computes softmax(scale · q kᵀ + mask) v and `rounding` is applied to H: `bf16` gives its own.
+    `attention` computes softmax(scale · q kᵀ + mask) v and `rounding` is that of `slope`: `bf16` gives its own.
     """
     P, never = layout.prefix, -torch.inf
     token_bias = q.new_zeros(1, k.shape[2]) if key_bias is None else key_bias.to(q.dtype)
     cell, tile = (block_of(layout, size, places).to(q.device) for size in (layout.cell, layout.tile))
     sharp, blurred = visibility(chosen, layout)
-    means = levels(k, v, layout, key_bias=key_bias, places=places)
+    means = levels(k, v, layout, key_bias=key_bias, places=places, rounding=rounding)
 
     # The bias of each key for each tile, −inf where the tile does not see it: prefix, patches, means of each level.
     exact = sharp.gather(3, cell[:, None, None].expand(*sharp.shape[:3], -1))
@@ -353,8 +375,6 @@ def attend(
     keys = torch.cat([k, *(level.k for level in means)], dim=2)
     values = torch.cat([v, *(level.v for level in means)], dim=2)
     slopes = [level.slope for level in means if level.slope is not None]
-    if rounding is not None:
-        slopes = [rounding(slope) for slope in slopes]
     if slopes:
         values = with_mass(values, layout)
     patches = attention(q[:, :, P:], keys, values, mask, scale=scale, dropout=dropout)
