@@ -107,16 +107,32 @@ def test_a_saved_model_is_read_where_there_is_no_attendless(core: Any, tmp_path:
 # What must not break it -----------------------------------------------------------------------------------------------
 
 
-def test_a_result_nobody_made_is_no_number(core: Any) -> None:
-    """OpenVINO's infer() on one thread does not tell what was thrown."""
-    name, inputs, attributes, _ = WRONG["a place off the grid"]
-    model = core.read_model(node_model(name, inputs, dynamic=False, **attributes).SerializeToString())
-    try:
-        found = compiled_for(core, model)([x.numpy() for x in inputs.values()])[0]
-    except RuntimeError as error:
-        assert "a patch stands at place" in str(error)
-    else:
-        assert np.isnan(found).all()
+#: OpenVINO's infer() on one thread drops an exception and leaves the request in the thread's queue. A later infer() of
+#: any model in the process runs that request again, which has been freed. Hence a process of its own.
+DROPPED = """
+import sys, numpy, openvino
+core = openvino.Core()
+core.add_extension(sys.argv[1])
+hints = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+infer = core.compile_model(sys.argv[2], "CPU", hints)
+try:
+    found = infer(list(numpy.load(sys.argv[3]).values()))[0]
+except RuntimeError as error:
+    print(error)
+else:
+    print(numpy.isnan(found).all())
+"""
+
+
+def test_a_dropped_error_leaves_nan(core: Any, tmp_path: Path) -> None:
+    name, inputs, attributes, message = WRONG["a place off the grid"]
+    model, values = tmp_path / "model.onnx", tmp_path / "inputs.npz"
+    model.write_bytes(node_model(name, inputs, dynamic=False, **attributes).SerializeToString())
+    np.savez(values, **{key: x.numpy() for key, x in inputs.items()})
+    script = [sys.executable, "-c", DROPPED, str(extension.path()), str(model), str(values)]
+    done = subprocess.run(script, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "True\n" or message in done.stdout
 
 
 def test_a_damaged_file_throws(core: Any, tmp_path: Path) -> None:
