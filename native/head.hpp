@@ -98,14 +98,13 @@ struct Channels {
   // Floats or bfloat16, whichever either is.
   template <class To, class From>
   static INLINE void copy(To* to, const From* from, int width) {
-    if constexpr (sizeof(To) == sizeof(From)) return (void)std::memcpy(to, from, sizeof(To) * size_t(width));
     int c = 0;
-    for (; c + W <= width; c += W) S::store(to + c, S::load(from + c));
+    for (; c + W <= width; c += W) copy_vector(to + c, from + c);
     if (c == width) return;
     From rest[W] = {};
     To lane[W];
     for (int i = 0; c + i < width; ++i) rest[i] = from[c + i];
-    S::store(lane, S::load(rest));
+    copy_vector(lane, rest);
     for (int i = 0; c + i < width; ++i) to[c + i] = lane[i];
   }
   // A row of a table: zeros to the end of the last of 16 words.
@@ -141,6 +140,15 @@ struct Channels {
   }
 
  private:
+  template <class To, class From>
+  static INLINE void copy_vector(To* to, const From* from) {
+    if constexpr (sizeof(To) == sizeof(From)) {
+      std::memcpy(static_cast<void*>(to), from, sizeof(To) * W);
+    } else {
+      S::store(to, S::load(from));
+    }
+  }
+
   // Eight sums are on their way at once, of several rows if their channels are fewer: one alone waits for itself.
   template <int K, class From, class Factor>
   static INLINE void sum_vectors(float* to, int c, int count, From from, Factor factor) {

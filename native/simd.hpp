@@ -77,12 +77,27 @@ struct Simd {
     std::memcpy(&half, from, sizeof half);
     return (F)(convert<U>(half) << 16);
   }
-  // To the nearest, of two as near to the even one; NaN stays NaN, also if all that made it one is cut off.
+  // To the nearest, of two as near to the even one; NaN stays NaN, also if all that made it one is cut off. The instruction
+  // takes numbers below 2^-126 for 0.
   static INLINE void store(Bf16* to, F x) {
+#if defined(__AVX512BF16__)
+    if constexpr (W == 16) {
+      const auto half = _mm512_cvtneps_pbh((__m512)x);
+      std::memcpy(static_cast<void*>(to), &half, sizeof half);
+      return;
+    }
+#endif
     const H half = convert<H>(halved(x));
     std::memcpy(to, &half, sizeof half);
   }
-  static INLINE F nearest_half(F x) { return (F)(halved(x) << 16); }
+  static INLINE F nearest_half(F x) {
+#if defined(__AVX512BF16__)
+    if constexpr (W == 16) {
+      return (F)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16);
+    }
+#endif
+    return (F)(halved(x) << 16);
+  }
   // Two numbers that bfloat16 holds in a word.
   static INLINE U paired(F first, F second) { return (U)first >> 16 | ((U)second & 0xffff0000u); }
   // The nearest whole number, which ±inf is too.
