@@ -238,15 +238,26 @@ def levels(
     places: Tensor | None = None,
     rounding: Callable[[Tensor], Tensor] = _exact,
 ) -> list[Level]:
-    """The means of k [B, H, N, D] and v [B, H, N, ·] at each of `layout.levels`; arguments as for `attend`."""
+    """The means of k [B, H, N, D] and v [B, H, N, ·] at each of `layout.levels`; arguments as for `attend`.
+
+    Patches differ from the mean of their coarse cell as they differ from the mean of their cell, and this mean from the
+    other: H of the coarse cells is the sum of both.
+    """
     P, found = layout.prefix, []
-    weight = _patch_weight(key_bias, P)
+    k, v, weight = k[:, :, P:], v[:, :, P:], _patch_weight(key_bias, P)
+    turn: Tensor | None = None
     for size, count in layout.levels:
         block = block_of(layout, size, places)
-        k_mean, log_count = blur(k[:, :, P:], block, count, weight)
-        v_mean, _ = blur(v[:, :, P:], block, count, weight)
-        turn = slope(k[:, :, P:], v[:, :, P:], k_mean, v_mean, block, weight, rounding) if layout.order else None
-        found.append(Level(k_mean, v_mean, log_count, turn))
+        k_mean, log_count = blur(k, block, count, weight)
+        v_mean, _ = blur(v, block, count, weight)
+        if layout.order and turn is None:
+            turn = slope(k, v, k_mean, v_mean, block, weight, rounding)
+        elif turn is not None:
+            finer = found[-1]
+            empty = finer.log_count == -torch.inf
+            patches = finer.log_count.masked_fill(empty, 0).exp().masked_fill(empty, 0)
+            turn = turn + slope(finer.k, finer.v, k_mean, v_mean, parent_of(layout)[None], patches, rounding)
+        found.append(Level(k_mean, v_mean, log_count, None if turn is None else rounding(turn)))
     return found
 
 
@@ -283,7 +294,7 @@ def slope(
 ) -> Tensor:
     """H = Σ w (k − k̄)(v − v̄)ᵀ / Σ w over all patches, k̄ and v̄ the means of the patch's block: [B, H, D, ·].
 
-    `rounding` is applied to both factors and to H.
+    `rounding` is applied to both factors.
     """
     block = block.to(k.device)[:, None, :, None]
     wide = torch.promote_types(k.dtype, torch.float32)
@@ -293,8 +304,7 @@ def slope(
     )
     w = k.new_ones(k.shape[0], 1, k.shape[2], 1) if weight is None else weight.to(wide)[:, None, :, None]
     total = w.sum(dim=2, keepdim=True)
-    mean = rounding(w * k).transpose(-2, -1) @ rounding(v) / torch.where(total > 0, total, 1)
-    return rounding(mean.to(k_mean.dtype))
+    return (rounding(w * k).transpose(-2, -1) @ rounding(v) / torch.where(total > 0, total, 1)).to(k_mean.dtype)
 
 
 def with_mass(values: Tensor, layout: Layout) -> Tensor:
@@ -355,7 +365,8 @@ def attend(
 ) -> Tensor:
     """q, k [B, H, N, D], v [B, H, N, ·] and the chosen cells [B, H, T, M] → [B, H, N, ·].
 
-    `attention` computes softmax(scale · q kᵀ + mask) v and `rounding` is that of `slope`: `bf16` gives its own.
+    `attention` computes softmax(scale · q kᵀ + mask) v and `rounding` is applied to H and to what it is made of: `bf16`
+    gives its own.
     """
     P, never = layout.prefix, -torch.inf
     token_bias = q.new_zeros(1, k.shape[2]) if key_bias is None else key_bias.to(q.dtype)
