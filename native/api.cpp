@@ -30,6 +30,7 @@ void run_foveal(const Problem& problem, const Arguments& arguments, const std::o
           "chosen must be [batch, heads, tiles, budget]");
   const auto geometry = places ? std::make_shared<const Geometry>(layout, places->data(), problem.batch, patches)
                                : geometry_of(layout);
+  require(!layout.int8 || !problem.q_grad.data, "products in int8 have no gradient");
   Foveal foveal{};
   geometry->fill(foveal);
   foveal.problem = problem;

@@ -2,7 +2,7 @@
 // scores holds R keys × Q queries.
 #pragma once
 
-#include "kv_table.hpp"
+#include "bytes.hpp"
 #include "weigh.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
@@ -14,26 +14,30 @@ struct FewQueries {
   using I = typename S::I;
   using Key = typename P::Key;
   using Value = typename P::Value;
-  using N = Words<W, Key>;
+  using Score = typename P::Score;
+  using N = Words<W, Score>;
   using Word = typename N::Word;
   using Weight = typename WordOf<Value>::Word;
   static constexpr int R = W / Q;
 
   static void forward(const KvTable<P>& rows, const int32_t* list, int count, const Queries<P>& queries, float scale,
                       const Blurs<P>& blurs, Cursor scratch) {
-    const int width = rows.key_words(rows.width), value_width = padded(rows.value_width);
+    const int width = padded(words<Score>(rows.width)), value_width = padded(rows.value_width);
     Word* const q = reinterpret_cast<Word*>(scratch.floats(Q * width));
     float* const out = scratch.floats(Q * value_width);
     float* const p = scratch.floats(Q * (kChunk + 1));
-    float* const turned = scratch.floats(Q * width);
+    float* const turned = scratch.floats(Q * rows.key_words(rows.width));
     float* const more = scratch.floats(P::kRounds ? Q * value_width : 0);
     Weight* const weights = P::kRounds ? reinterpret_cast<Weight*>(scratch.floats(Q * kChunk)) : (Weight*)p;
-    const float factor = scale * kLog2e;
+    float factor[Q];
     for (int i = 0; i < Q; ++i) {
-      if constexpr (P::kRounds) {
+      factor[i] = scale * kLog2e;
+      if constexpr (P::kBytes) {
+        factor[i] *= Bytes<W>::of_query(queries.q[i], rows.width, q + i * width);
+      } else if constexpr (P::kRounds) {
         std::memcpy(q + i * width, queries.q[i], sizeof(Word) * width);
       } else {
-        for (int c = 0; c < width; ++c) q[i * width + c] = c < rows.width ? queries.q[i][c] * factor : 0.f;
+        for (int c = 0; c < width; ++c) q[i * width + c] = c < rows.width ? queries.q[i][c] * factor[i] : 0.f;
       }
     }
     std::memset(out, 0, sizeof(float) * Q * value_width);
@@ -41,7 +45,7 @@ struct FewQueries {
     for (int at = 0; at < count; at += kChunk) {
       const Chunk<P> chunk(rows, list + at, count - at);
       for (int r = 0; r < chunk.count; r += R) {
-        const F s = dots(chunk.key + r, chunk.bias + r, q, width, factor);
+        const F s = scores(chunk, r, q, width, factor);
         most = S::max(most, s);
         S::store(p + r * Q, s);
       }
@@ -75,9 +79,9 @@ struct FewQueries {
     for (int b = 0; b < blurs.count; ++b) {
       for (int i = Q; i < W; i *= 2) mass[b] += S::rotate(mass[b], i);
       if constexpr (P::kRounds) {
-        Word* const qT = reinterpret_cast<Word*>(turned);
+        Weight* const qT = reinterpret_cast<Weight*>(turned);
         for (int i = 0; i < Q; ++i) {
-          for (int c = 0; c < width; ++c) qT[c * Q + i] = q[i * width + c];
+          for (int c = 0; c < words<Key>(rows.width); ++c) qT[c * Q + i] = queries.q[i][c];
         }
         std::memset(more, 0, sizeof(float) * Q * value_width);
         Weigh<W, Value>::template add<Q>(blurs.at[b].slope, qT, Q, rows.width, more, value_width);
@@ -104,22 +108,31 @@ struct FewQueries {
   }
 
  private:
-  // The dot products of R rows with Q queries, one in each lane.
-  static INLINE F dots(const Word* const* row, const float* bias, const Word* q, int width, float factor) {
-    F sum[W], start{};
-    UNROLL for (int i = 0; i < W; ++i) {
-      sum[i] = F{};
-      start[i] = bias[i / Q];
-    }
+  // The scores of Q queries for R keys of a chunk, one in each lane.
+  static INLINE F scores(const Chunk<P>& chunk, int first, const Word* q, int width, const float* factor) {
+    typename N::Sum sum[W];
+    UNROLL for (int i = 0; i < W; ++i) sum[i] = typename N::Sum{};
     for (int c = 0; c < width; c += W) {
       typename N::Vec x[Q];
       UNROLL for (int i = 0; i < Q; ++i) x[i] = N::load(q + i * width + c);
       UNROLL for (int r = 0; r < R; ++r) {
-        const typename N::Vec k = N::load(row[r] + c);
+        const typename N::Vec k = N::load(chunk.key[first + r] + c);
         UNROLL for (int i = 0; i < Q; ++i) sum[r * Q + i] = N::add(sum[r * Q + i], x[i], k);
       }
     }
-    return N::kNumbers == 1 ? S::sums(sum) + start : S::sums(sum) * factor + start;
+    F part[W], bias{};
+    UNROLL for (int i = 0; i < W; ++i) {
+      part[i] = S::floats(sum[i]);
+      bias[i] = chunk.bias[first + i / Q];
+    }
+    F score = S::sums(part);
+    if constexpr (P::kBytes) {
+      UNROLL for (int i = 0; i < W; ++i) score[i] = (score[i] + float(chunk.offset[first + i / Q])) * chunk.scale[first + i / Q];
+    }
+    if constexpr (P::kRounds) {
+      UNROLL for (int i = 0; i < W; ++i) score[i] *= factor[i % Q];
+    }
+    return score + bias;
   }
 
   // The weights of `count` keys as words of two each; p has room for one key more.

@@ -3,7 +3,8 @@
 //
 // Rows of the table: prefix tokens, patches cell by cell (so that a cell is contiguous), the mean of each cell, the mean
 // of each coarse cell. A mean's bias is the log of the tokens it stands for. Where rows are rounded to bfloat16, means
-// are computed, chosen by and subtracted in floats, and rounded once.
+// are computed, chosen by and subtracted in floats, and rounded once. Where scores are products of bytes, each row has
+// its key as bytes too.
 #pragma once
 
 #include "select.hpp"
@@ -45,6 +46,7 @@ struct FovealHead {
     int32_t *sharp, *touched, *opened;  // cells chosen, as flags; coarse cells with one of them, as flags and as a list
     int32_t *chosen, *index;            // cells of kTiles tiles; of one, with room for what Select writes beyond
     float *score, *mean[kTiles];        // of the cells and of the queries, for each of kTiles tiles
+    float* centre;                      // of the keys, where they become bytes
     typename Slopes<W, P>::Word* dk;    // differences of a chunk of rows from their means
     typename P::Value* dv;
 
@@ -57,6 +59,7 @@ struct FovealHead {
           chosen(memory.ints(int64_t(kTiles) * f.budget)),
           index(memory.ints(padded(f.image->cells.count) + 8)),
           score(memory.floats(int64_t(kTiles) * padded(f.image->cells.count))),
+          centre(memory.floats(P::kBytes ? padded(f.problem.k.width) : 0)),
           dk(reinterpret_cast<decltype(dk)>(memory.floats(levels_of(f) ? int64_t(kChunk) * padded(f.problem.q.width) : 0))),
           dv(reinterpret_cast<decltype(dv)>(memory.floats(levels_of(f) ? int64_t(kChunk) * padded(f.problem.v.width) : 0))) {
       for (int i = 0; i < kTiles; ++i) mean[i] = memory.floats(f.problem.q.width);
@@ -90,8 +93,8 @@ struct FovealHead {
   }
 
   void work(int step, int part, const Local& local) const {
-    if (step == kPack) return pack(part);
-    if (step == kMeans) return make_means(part);
+    if (step == kPack) return pack(part, local);
+    if (step == kMeans) return make_means(part, local);
     if (step == kSlopes) return make_slopes(part, local);
     const auto attend = [&](int keys, const int32_t* token, int count, const Blurs<P>& blurs) {
       attend_all<W, P>(head, rows, local.list, keys, token, count, local.attend, blurs);
@@ -120,25 +123,51 @@ struct FovealHead {
   // Table -----------------------------------------------------------------------------------------------------------
 
   // Tokens, and the mean of each cell.
-  void pack(int part) const {
-    for (int i = 0; i < prefix && part == 0; ++i) pack_token<W, P>(head, rows, i, i);
+  void pack(int part, const Local& local) const {
+    find_centre(local);
+    for (int i = 0; i < prefix && part == 0; ++i) {
+      pack_token<W, P>(head, rows, i, i);
+      put_bytes(i, local);
+    }
     const Slice some(cells, part, shares);
     for (int cell = some.begin; cell < some.end; ++cell) {
       const int begin = image.cells.start[cell], end = image.cells.start[cell + 1];
       for (int i = begin; i < end; ++i) {
         prefetch_token(head, image.cells.member[least(i + kAhead, tokens - prefix - 1)]);
         pack_token<W, P>(head, rows, prefix + i, image.cells.member[i]);
+        put_bytes(prefix + i, local);
       }
       pool(cell, end - begin, rows.from(prefix), [&](int i) { return begin + i; });
+      put_bytes(tokens + cell, local);
     }
   }
 
+  // Bytes hold keys less a vector that is the same for all, which adds the same to every score of a query: nearly their
+  // mean, of at most kSampled tokens, so that large means do not cost small differences their accuracy.
+  static constexpr int kSampled = 64;
+  INLINE void find_centre([[maybe_unused]] const Local& local) const {
+    if constexpr (P::kBytes) {
+      const int step = (tokens + kSampled - 1) / kSampled, count = (tokens + step - 1) / step;
+      const View& k = foveal.problem.k;
+      std::memset(local.centre, 0, sizeof(float) * padded(k.width));
+      head.at(k, 0, [&](const auto* first) {
+        C::sum(local.centre, count, k.width, [&](int i) { return first + int64_t(i) * step * k.token; },
+               [&](int) { return 1.f / float(count); });
+      });
+    }
+  }
+  INLINE void put_bytes([[maybe_unused]] int row, [[maybe_unused]] const Local& local) const {
+    if constexpr (P::kBytes) Bytes<W>::put(rows, row, local.centre);
+  }
+
   // The mean of each coarse cell; the cells' for choosing.
-  void make_means(int part) const {
+  void make_means(int part, const Local& local) const {
     const Slice some(parents, part, shares);
+    if (some.begin < some.end) find_centre(local);
     for (int parent = some.begin; parent < some.end; ++parent) {
       const int begin = foveal.parents.start[parent], end = foveal.parents.start[parent + 1];
       pool(cells + parent, end - begin, means, [&](int i) { return foveal.parents.member[begin + i]; });
+      put_bytes(tokens + cells + parent, local);
     }
     if (foveal.select) transpose_means(Slice((cells + kGroup - 1) / kGroup, part, shares));
   }

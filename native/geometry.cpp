@@ -45,11 +45,12 @@ std::mutex mutex_of_kept;
 }  // namespace
 
 Layout::Layout(const Fields<Layout>& fields) {
-  fields.unpack(height, width, prefix, cell, tile, coarse, budget, order);
+  fields.unpack(height, width, prefix, cell, tile, coarse, budget, order, int8);
   require(height >= 1 && width >= 1 && cell >= 1 && tile >= 1 && coarse % cell == 0,
           "height, width, cell and tile must be at least 1, coarse a multiple of cell or 0");
   require(int64_t(height) * width <= kLargest, "a grid of ", height, " × ", width, " places is too large");
   require(order <= 1, "order must be 0 or 1, not ", order);
+  require(int8 <= 1, "int8 must be 0 or 1, not ", int8);
   require(budget <= cells(), "a budget of ", budget, " cells is more than the ", cells(), " there are");
 }
 
@@ -58,13 +59,13 @@ int Layout::tiles() const { return blocks(height, tile) * blocks(width, tile); }
 
 bool Layout::operator==(const Layout& other) const {
   const auto numbers = [](const Layout& x) {
-    return std::tie(x.height, x.width, x.prefix, x.cell, x.tile, x.coarse, x.budget, x.order);
+    return std::tie(x.height, x.width, x.prefix, x.cell, x.tile, x.coarse, x.budget, x.order, x.int8);
   };
   return numbers(*this) == numbers(other);
 }
 
 Geometry::Geometry(const Layout& layout, const int32_t* places, int images, int patches) : layout_(layout) {
-  const auto [height, width, prefix, cell, tile, coarse, budget, order] = layout;
+  const auto [height, width, prefix, cell, tile, coarse, budget, order, int8] = layout;
   const int cell_columns = blocks(width, cell), cells = layout.cells();
   const int tile_columns = blocks(width, tile), tiles = layout.tiles();
   for (int b = 0; b < (places ? images : 1); ++b) {
@@ -101,6 +102,7 @@ void Geometry::fill(Foveal& foveal) const {
   foveal.prefix = layout_.prefix;
   foveal.budget = layout_.budget;
   foveal.order = layout_.order;
+  foveal.bytes = layout_.int8;
   foveal.image = images_.data();
   foveal.images = int(images_.size());
   foveal.parents = parents_.view();

@@ -5,7 +5,7 @@
 // the queries and the biases.
 #pragma once
 
-#include "kv_table.hpp"
+#include "bytes.hpp"
 #include "tile.hpp"
 #include "weigh.hpp"
 
@@ -16,7 +16,8 @@ struct Group {
   using S = typename T::S;
   using Key = typename P::Key;
   using Value = typename P::Value;
-  using Word = typename WordOf<Key>::Word;
+  using Score = typename P::Score;
+  using Word = typename WordOf<Score>::Word;
   using Weight = typename WordOf<Value>::Word;
   using N = Words<S::kWidth, Value>;
   using Rows = Weigh<S::kWidth, Value>;
@@ -26,7 +27,7 @@ struct Group {
 
   // Scratch: a query's channels, values' channels and a chunk's scores, transposed or not; `keys` and what follows are
   // for the backward pass, `keys` and `turns` also for what blurs add. `weights` are the scores in words, where those
-  // hold more than one number.
+  // hold more than one number; `keys` also the queries in bfloat16, where scores are products of bytes.
   struct Memory {
     float *keysT, *valuesT, *scores;
     float *keys, *grads, *values, *slopes, *turns[2];
@@ -47,11 +48,16 @@ struct Group {
   static void forward(const KvTable<P>& rows, const int32_t* list, int count, const Queries<P>& queries, float scale,
                       const Blurs<P>& blurs, Cursor scratch) {
     const Memory memory(scratch, rows.width, rows.value_width);
-    const int key_words = words<Key>(rows.width), value_width = padded(rows.value_width);
+    const int score_words = words<Score>(rows.width), value_width = padded(rows.value_width);
     Word* const qT = reinterpret_cast<Word*>(memory.keysT);
     float *const out = memory.values, *const p = memory.scores;
+    Lanes factor = Lanes::splat(scale * kLog2e);  // of the scores; of floats it is in the queries
+    Weight* const halves = reinterpret_cast<Weight*>(P::kBytes ? memory.keys : memory.keysT);
     if constexpr (P::kRounds) {
-      T::gather(queries.q, queries.count, padded(key_words), qT);
+      T::gather(queries.q, queries.count, KvTable<P>::key_words(rows.width), halves);
+      UNROLL for (int j = 0; j < T::kVectors && P::kBytes; ++j) {
+        factor.at[j] *= Bytes<S::kWidth>::of_queries(halves + j * S::kWidth, score_words, L, qT + j * S::kWidth);
+      }
     } else {
       T::gather(queries.q, queries.count, rows.width, scale * kLog2e, qT);
     }
@@ -63,11 +69,16 @@ struct Group {
       const Chunk<P> chunk(rows, list + at, count - at);
       for (int r = 0; r < chunk.count; r += T::kBlock) {
         if (rows.distant) prefetch_rows(rows, list + at + kChunk + r, least(T::kBlock, count - at - kChunk - r));
-        T::template dot<Key>(chunk.key + r, chunk.bias + r, qT, key_words, p + r * L, L, scale * kLog2e);
+        T::template dot<Score>(chunk.key + r, chunk.starts(r), qT, score_words, p + r * L, L);
       }
       for (int r = 0; r < chunk.count; ++r) {
-        const Lanes x = Lanes::load(p + r * L);
-        UNROLL for (int j = 0; j < T::kVectors; ++j) most.at[j] = S::max(most.at[j], x.at[j]);
+        Lanes x = Lanes::load(p + r * L);
+        UNROLL for (int j = 0; j < T::kVectors; ++j) {
+          if constexpr (P::kBytes) x.at[j] *= chunk.scale[r];
+          if constexpr (P::kRounds) x.at[j] = x.at[j] * factor.at[j] + chunk.bias[r];
+          most.at[j] = S::max(most.at[j], x.at[j]);
+        }
+        if constexpr (P::kRounds) x.store(p + r * L);
       }
       rescale(base, most, sums, out, value_width);
       const Weight* const w = weights(p, chunk.count, base, total, memory);
@@ -78,7 +89,7 @@ struct Group {
       if constexpr (P::kRounds) {
         float* const turned = memory.valuesT;
         std::memset(turned, 0, sizeof(float) * L * value_width);
-        weigh(blurs.at[b].slope, qT, rows.width, turned, value_width);
+        weigh(blurs.at[b].slope, halves, rows.width, turned, value_width);
         add_turned(turned, sums[1 + b], scale, value_width, out);
       } else {
         scaled(qT, rows.width, sums[1 + b], kLn2, memory.keys);

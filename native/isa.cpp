@@ -1,6 +1,7 @@
 // One instruction set's kernels. CMake compiles this file several times, each with its flags, its ATTENDLESS_ISA (a
 // name) and its ATTENDLESS_WIDTH (floats in a vector). `wide` is avx512's width compiled for AVX2: on machines without
-// AVX-512 it tests that code. avx512bf16 differs from avx512 in the products of bfloat16 (words.hpp) alone.
+// AVX-512 it tests that code. avx512bf16 differs from avx512 in the products of bfloat16 and of bytes (words.hpp) and in
+// rounding to bfloat16 (simd.hpp) alone.
 //
 // A new kernel needs a header like block.hpp, an entry in Kernels, and a line here.
 #include "block.hpp"
@@ -28,7 +29,13 @@ void run(const Args& args) {
   }
 }
 
-void foveal(const Foveal& args) { run<FovealHead>(args); }
+void foveal(const Foveal& args) {
+  if (args.bytes) {
+    Run<FovealHead<W, Byte>>(args, false);
+  } else {
+    run<FovealHead>(args);
+  }
+}
 void foveal_backward(const Foveal& args) { Run<FovealHead<W, Single>>(args, true); }
 void block(const Block& args) { run<BlockHead>(args); }
 void block_backward(const Block& args) { Run<BlockHead<W, Single>>(args, true); }

@@ -45,6 +45,7 @@ struct Foveal {
   Problem problem;
   int prefix, budget;
   int order;           // 1: add the first-order correction of the blurred cells
+  bool bytes;          // scores are products of bytes; values are bf16
   const Image* image;  // one per image of the batch, or one for all
   int images;
   Groups parents;     // the cells of each coarse cell; none if there is one level

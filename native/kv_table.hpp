@@ -21,6 +21,9 @@ struct KvTable {
   Key* k;
   Value* v;
   float* bias;  // of each row: in units of log 2, or its gradient
+  uint8_t* bytes;   // of the keys, their scales and offsets, where scores are products of bytes
+  float* scale;
+  int32_t* offset;
   int width, value_width;
   bool distant;  // larger than caches are
 
@@ -28,16 +31,31 @@ struct KvTable {
       : k(reinterpret_cast<Key*>(memory.floats(rows * key_words(key_width)))),
         v(reinterpret_cast<Value*>(memory.floats(rows * value_words(value_width)))),
         bias(memory.floats(rows)),
+        bytes(reinterpret_cast<uint8_t*>(memory.floats(P::kBytes ? rows * byte_words(key_width) : 0))),
+        scale(memory.floats(P::kBytes ? rows : 0)),
+        offset(memory.ints(P::kBytes ? rows : 0)),
         width(key_width),
         value_width(value_width),
         distant(rows * (key_words(key_width) + value_words(value_width)) > kCached) {}
 
   static INLINE int key_words(int width) { return padded(words<Key>(width)); }
+  static INLINE int byte_words(int width) { return padded(words<int8_t>(width)); }
   static INLINE int value_words(int width) { return padded(words<Value>(width)); }
   INLINE int64_t key_stride() const { return int64_t(key_words(width)) * WordOf<Key>::kNumbers; }
   INLINE int64_t value_stride() const { return int64_t(value_words(value_width)) * WordOf<Value>::kNumbers; }
   INLINE Key* key(int64_t row) const { return k + row * key_stride(); }
   INLINE Value* value(int64_t row) const { return v + row * value_stride(); }
+  INLINE uint8_t* byte(int64_t row) const { return bytes + row * byte_words(width) * 4; }
+
+  // What a row's scores are products of.
+  INLINE typename WordOf<typename P::Score>::Word* score_words(int64_t row) const {
+    using Word = typename WordOf<typename P::Score>::Word;
+    if constexpr (P::kBytes) {
+      return reinterpret_cast<Word*>(byte(row));
+    } else {
+      return reinterpret_cast<Word*>(key(row));
+    }
+  }
 
   // The same table from a row on.
   INLINE KvTable from(int64_t row) const {
@@ -92,16 +110,31 @@ struct Blurs {
 template <class P>
 struct Chunk {
   int count;
-  typename WordOf<typename P::Key>::Word* key[kChunk];
+  typename WordOf<typename P::Score>::Word* key[kChunk];
   typename P::Value* value[kChunk];
   float bias[kChunk];
+  float scale[P::kBytes ? kChunk : 1];
+  int32_t offset[P::kBytes ? kChunk : 1];
 
   INLINE Chunk(const KvTable<P>& rows, const int32_t* list, int left) : count(least(kChunk, left)) {
     for (int i = 0; i < kChunk; ++i) {
       const int32_t row = list[least(i, count - 1)];
-      key[i] = reinterpret_cast<typename WordOf<typename P::Key>::Word*>(rows.key(row));
+      key[i] = rows.score_words(row);
       value[i] = rows.value(row);
       bias[i] = rows.bias[row];
+      if constexpr (P::kBytes) {
+        scale[i] = rows.scale[row];
+        offset[i] = rows.offset[row];
+      }
+    }
+  }
+
+  // What the sums of products start with, from a key on.
+  INLINE auto starts(int i) const {
+    if constexpr (P::kBytes) {
+      return offset + i;
+    } else {
+      return P::kRounds ? nullptr : bias + i;  // the biases of rounded numbers are added to products times their factor
     }
   }
 };

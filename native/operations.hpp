@@ -29,7 +29,7 @@ static_assert(kElement<Bf16> == Element::bf16 && name_of(Element::bf16) == std::
 static_assert(kElement<int8_t> == Element::i8 && name_of(Element::i8) == std::string_view("i8"));
 static_assert(kElement<int32_t> == Element::i32 && name_of(Element::i32) == std::string_view("i32"));
 static_assert(kElement<int64_t> == Element::i64 && name_of(Element::i64) == std::string_view("i64"));
-static_assert(std::string_view(Layout::kName) == "layout" && has_fields<Layout>({"height", "width", "prefix", "cell", "tile", "coarse", "budget", "order"}));
+static_assert(std::string_view(Layout::kName) == "layout" && has_fields<Layout>({"height", "width", "prefix", "cell", "tile", "coarse", "budget", "order", "int8"}));
 static_assert(std::string_view(Merging::kName) == "plan" && has_fields<Merging>({"height", "width", "prefix", "patches", "r", "window", "sources"}));
 
 // the cells each tile of queries sees sharply, ascending

@@ -34,9 +34,9 @@ struct Fields {
 struct Layout {
   static constexpr const char* kName = "layout";
   static constexpr size_t kRequired = 7;
-  static constexpr std::array<std::string_view, 8> kFields = {"height", "width",  "prefix", "cell",
-                                                              "tile",   "coarse", "budget", "order"};
-  int height, width, prefix, cell, tile, coarse, budget, order;
+  static constexpr std::array<std::string_view, 9> kFields = {"height", "width",  "prefix", "cell", "tile",
+                                                              "coarse", "budget", "order",  "int8"};
+  int height, width, prefix, cell, tile, coarse, budget, order, int8;
 
   explicit Layout(const Fields<Layout>& fields);  // throws std::invalid_argument for numbers that make no grid
   int patches() const { return height * width; }

@@ -65,6 +65,7 @@ struct Simd {
   typedef int32_t I __attribute__((vector_size(4 * W)));
   typedef uint32_t U __attribute__((vector_size(4 * W)));
   typedef uint16_t H __attribute__((vector_size(2 * W)));
+  typedef uint8_t B __attribute__((vector_size(W)));
 
   static INLINE F load(const float* from) {
     F x;
@@ -105,6 +106,14 @@ struct Simd {
     const F shift = splat(12582912.f);  // as in exp2
     const F rounded = (x + shift) - shift;
     return x == x - 1.f ? x : rounded;
+  }
+  // The nearest whole numbers of numbers up to 2^22.
+  static INLINE I nearest(F x) { return (I)(x + 12582912.f) - 0x4b400000; }  // as in exp2
+  static INLINE F floats(I x) { return convert<F>(x); }
+  static INLINE F floats(F x) { return x; }
+  static INLINE void store_bytes(uint8_t* to, I x) {
+    const B bytes = convert<B>(x);
+    std::memcpy(to, &bytes, sizeof bytes);
   }
   static INLINE I load(const int32_t* from) {
     I x;
@@ -177,10 +186,24 @@ struct Simd {
   }
 
   static INLINE int32_t sum(I x) {
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return _mm512_reduce_add_epi32((__m512i)x);
+#endif
     int32_t lane[W], total = 0;
     store(lane, x);
     UNROLL for (int i = 0; i < W; ++i) total += lane[i];
     return total;
+  }
+
+  static INLINE int32_t largest(I x) {
+#if defined(__AVX512F__)
+    if constexpr (W == 16) return _mm512_reduce_max_epi32((__m512i)x);
+#endif
+    int32_t lane[W];
+    store(lane, x);
+    int32_t best = lane[0];
+    UNROLL for (int i = 1; i < W; ++i) best = lane[i] > best ? lane[i] : best;
+    return best;
   }
 
   static INLINE float largest(F x) {

@@ -33,26 +33,26 @@ struct Tile {
   };
 
   // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows of `width` words. A function of its own: kBlock
-  // pointers and as many sums need every register. Of words that hold several numbers, the products are
-  // multiplied by `factor` before `start` is added; floats come multiplied.
+  // pointers and as many sums need every register.
   template <class Number = float>
-  static __attribute__((noinline)) void dot(const typename WordOf<Number>::Word* const* row, const float* start,
-                                            const typename WordOf<Number>::Word* xT, int width, float* out, int64_t out_stride,
-                                            float factor = 1.f) {
+  static __attribute__((noinline)) void dot(const typename WordOf<Number>::Word* const* row,
+                                            const typename Words<W, Number>::Start* start,
+                                            const typename WordOf<Number>::Word* xT, int width, float* out, int64_t out_stride) {
     using N = Words<W, Number>;
     using Word = typename N::Word;
-    constexpr bool kStarts = N::kNumbers == 1;
     const Word* r[kBlock];
     UNROLL for (int i = 0; i < kBlock; ++i) r[i] = row[i];
-    Lanes sum[kBlock];
-    UNROLL for (int i = 0; i < kBlock; ++i) sum[i] = Lanes::splat(kStarts && start ? start[i] : 0.f);
+    typename N::Sum sum[kBlock][V];
+    UNROLL for (int i = 0; i < kBlock; ++i) {
+      UNROLL for (int j = 0; j < V; ++j) sum[i][j] = S::splat(start ? start[i] : typename N::Start{});
+    }
     const Word* const end = xT + int64_t(width) * kLanes;
     const auto add = [&](const Word* x, int c) INLINE_LAMBDA {
       typename N::Vec lanes[V];
       UNROLL for (int j = 0; j < V; ++j) lanes[j] = N::load(x + j * W);
       UNROLL for (int i = 0; i < kBlock; ++i) {
         const typename N::Vec value = N::splat(r[i][c]);
-        UNROLL for (int j = 0; j < V; ++j) sum[i].at[j] = N::add(sum[i].at[j], lanes[j], value);
+        UNROLL for (int j = 0; j < V; ++j) sum[i][j] = N::add(sum[i][j], lanes[j], value);
       }
     };
     for (; xT + 4 * kLanes <= end; xT += 4 * kLanes) {
@@ -67,10 +67,7 @@ struct Tile {
       UNROLL for (int i = 0; i < kBlock; ++i) ++r[i];
     }
     UNROLL for (int i = 0; i < kBlock; ++i) {
-      UNROLL for (int j = 0; j < V && !kStarts; ++j) {
-        sum[i].at[j] = sum[i].at[j] * factor + (start ? start[i] : 0.f);
-      }
-      sum[i].store(out + i * out_stride);
+      UNROLL for (int j = 0; j < V; ++j) S::store(out + i * out_stride + j * W, S::floats(sum[i][j]));
     }
   }
 

@@ -3,7 +3,7 @@
 //
 // Words<W, Number> has
 //     Word, kNumbers           the word's type, and how many numbers it holds
-//     Vec, Sum                 vectors of W words, and of W sums
+//     Vec, Sum, Start          vectors of W words, and of W sums; what one sum starts with
 //     load, splat              words from memory, one for each lane or one for all
 //     across, last             a word for each lane of kNumbers rows that lie apart, a number from each; of one row alone
 //     add                      sum + Σ of the products of two words' numbers
@@ -36,16 +36,24 @@ INLINE constexpr int words(int count) {
   return (count + WordOf<Number>::kNumbers - 1) / WordOf<Number>::kNumbers;
 }
 
-// How keys and values are kept and multiplied.
+// How keys and values are kept, and what scores are products of.
 struct Single {
   using Key = float;
   using Value = float;
-  static constexpr bool kRounds = false;
+  using Score = float;
+  static constexpr bool kRounds = false, kBytes = false;
 };
 struct Half {
   using Key = Bf16;
   using Value = Bf16;
-  static constexpr bool kRounds = true;  // weights too, to bfloat16
+  using Score = Bf16;
+  static constexpr bool kRounds = true, kBytes = false;  // weights too, to bfloat16
+};
+struct Byte {  // as Half, with products of bytes (bytes.hpp)
+  using Key = Bf16;
+  using Value = Bf16;
+  using Score = int8_t;
+  static constexpr bool kRounds = true, kBytes = true;
 };
 
 // 1 in both halves of a word, or in one of them.
@@ -68,6 +76,7 @@ struct Words<W, float> : WordOf<float> {
   using Number = float;
   using Vec = typename S::F;
   using Sum = typename S::F;
+  using Start = float;
 
   static INLINE Vec load(const Word* from) { return S::load(from); }
   static INLINE Vec splat(Word x) { return S::splat(x); }
@@ -84,6 +93,7 @@ struct Words<W, Bf16> : WordOf<Bf16> {
   using U = typename S::U;
   using Number = Bf16;
   using Sum = F;
+  using Start = float;
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
   static_assert(W == 16);
   using Vec = __m512i;
@@ -139,6 +149,30 @@ struct Words<W, Bf16> : WordOf<Bf16> {
 
  private:
   static INLINE Vec split(U words) { return {(F)(words << 16), (F)(words & 0xffff0000u)}; }
+#endif
+};
+
+// Bytes: the first factor's have no sign, the second's have one. Sums are whole numbers.
+template <int W>
+struct Words<W, int8_t> : WordOf<int8_t> {
+  using S = Simd<W>;
+  using Number = int8_t;
+  using Sum = typename S::I;
+  using Start = int32_t;
+#if defined(__AVX512VNNI__)
+  static_assert(W == 16);
+  using Vec = __m512i;
+  static INLINE Vec load(const Word* from) { return _mm512_loadu_si512(from); }
+  static INLINE Vec splat(Word x) { return _mm512_set1_epi32(int32_t(x)); }
+  static INLINE Sum add(Sum sum, const Vec& a, const Vec& b) { return (Sum)_mm512_dpbusd_epi32((__m512i)sum, a, b); }
+#else
+  using Vec = typename S::U;
+  static INLINE Vec load(const Word* from) { return S::load(from); }
+  static INLINE Vec splat(Word x) { return S::splat(x); }
+  static INLINE Sum add(Sum sum, const Vec& a, const Vec& b) {
+    UNROLL for (int i = 0; i < 32; i += 8) sum += (Sum)(a >> i & 255u) * ((Sum)(b << (24 - i)) >> 24);
+    return sum;
+  }
 #endif
 };
 

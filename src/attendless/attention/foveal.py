@@ -45,6 +45,9 @@ class Options(options.Options):
         low=0,
         high=1,
     )
+    int8: bool = options.option(
+        False, "compute scores from int8 queries and keys, values in bf16; for inference, fastest on CPUs with VNNI"
+    )
 
 
 #: Above this rotation of keys from patch to patch, `coarse=auto` uses no coarse cells: their means would cancel out.

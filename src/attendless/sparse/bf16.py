@@ -1,4 +1,4 @@
-"""Attention in bfloat16, as the compiled kernels round it: the definition they are tested against.
+"""Attention in bfloat16 and in int8, as the compiled kernels round it: the definition they are tested against.
 
 q, k and v in bf16 ask for it. Every factor of a product is a bf16 number, every sum and the softmax are fp32:
 
@@ -12,10 +12,17 @@ and cells are chosen in fp32. For the matrix H of foveal attention's first order
 are rounded, multiplied and summed in fp32, and H is rounded; q H is multiplied by the mass and the scale in fp32.
 
 A backend of PyTorch's own (`fused.attend`) rounds in other places, by as much.
+
+`foveal:int8` (`Layout.int8`) computes the scores of patches and means from int8 numbers, whatever the type of q:
+
+    s = scale · a b · Q Kᵀ + bias             Q, K: int8, q = a Q and k − m = b K with a scale for each row, a = max |q| / 127
+
+m is the mean of at most 64 keys. It adds the same number to every score of a query, which a softmax does not notice.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -48,6 +55,26 @@ def attend(
     return weigh(scores if mask is None else scores + mask.float()) @ rounded(v)
 
 
+def _bytes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [·, N, D] as whole numbers from −127 to 127 and a scale for each row [·, N, 1]."""
+    most = x.abs().amax(-1, keepdim=True)
+    return torch.round(x * (127 / most.where(most > 0, torch.inf))), most / 127
+
+
+def centre(k: Tensor) -> Tensor:
+    """The vector that int8 keys are relative to: the mean of every n-th of the keys [B, H, N, D], at most 64."""
+    return k[:, :, :: -(-k.shape[2] // 64)].float().mean(2, keepdim=True)
+
+
+def attend_int8(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, middle: Tensor, *, scale: float, dropout: float = 0.0
+) -> Tensor:
+    """As `attend`, with scores of int8 numbers; `middle` [B, H, 1, D] is subtracted from the keys."""
+    (q, by), (k, times) = _bytes(rounded(q)), _bytes(rounded(k) - middle)
+    scores = (q @ k.mT) * times.mT * (scale * by)
+    return weigh(scores if mask is None else scores + mask.float()) @ rounded(v)
+
+
 def full(q: Tensor, k: Tensor, v: Tensor, *, scale: float, key_bias: Tensor | None = None) -> Tensor:
     """Full attention: q [B, H, N, D], k, v [B, H, M, ·], key_bias [B, M]."""
     mask = None if key_bias is None else key_bias[:, None, None, :]
@@ -67,8 +94,9 @@ def foveal_attend(
 ) -> Tensor:
     """Foveal attention to the chosen cells, as `foveal.attend`."""
     wide = (rounded(q), rounded(k), rounded(v))
+    attention = functools.partial(attend_int8, middle=centre(k)) if layout.int8 else attend
     out = foveal.attend(
-        *wide, chosen, layout, scale=scale, key_bias=key_bias, places=places, attention=attend, rounding=rounded
+        *wide, chosen, layout, scale=scale, key_bias=key_bias, places=places, attention=attention, rounding=rounded
     )
     return out.to(q.dtype)
 

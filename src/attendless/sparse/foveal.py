@@ -48,8 +48,8 @@ Auto = Literal["auto"]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The cells and tiles of a grid, the number of cells each tile sees sharply (`budget`), and whether the first-order
-    correction is applied (`order`)."""
+    """The cells and tiles of a grid, the number of cells each tile sees sharply (`budget`), whether the first-order
+    correction is applied (`order`), and whether scores are products of int8 (`int8`; see `bf16`)."""
 
     height: int
     width: int
@@ -59,11 +59,13 @@ class Layout:
     coarse: int
     budget: int
     order: int = 0
+    int8: int = 0
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """The integers that the kernels take. (`dataclasses.astuple` would deep-copy each one at every call.)"""
-        return self.height, self.width, self.prefix, self.cell, self.tile, self.coarse, self.budget, self.order
+        grid = (self.height, self.width, self.prefix, self.cell, self.tile, self.coarse, self.budget, self.order)
+        return (*grid, self.int8) if self.int8 else grid
 
     @property
     def levels(self) -> tuple[tuple[int, int], ...]:
@@ -102,6 +104,7 @@ def layout(
     tile: int | Auto = "auto",
     coarse: int | Auto = "auto",
     order: int = 1,
+    int8: bool = False,
 ) -> Layout:
     """The layout in which each tile sees a share `keep` of the cells sharply, including those that it overlaps.
 
@@ -126,7 +129,7 @@ def layout(
     budget = min(plan.cells, max(own, round(keep * plan.cells)))
     # The correction is zero if every cell is chosen, or if a cell holds a single token.
     order = order if budget < plan.cells and max(cell, coarse) > 1 else 0
-    return dataclasses.replace(plan, budget=budget, order=order)
+    return dataclasses.replace(plan, budget=budget, order=order, int8=int(int8))
 
 
 # Geometry: index tables that depend on the layout alone --------------------------------------------------------------

@@ -35,6 +35,8 @@ class FovealByFlex(Backend):
     def refuses(self, case: Case) -> str:
         if case.dropout:
             return "FlexAttention has no attention dropout"
+        if case.op == "foveal" and case.plan.int8:
+            return "FlexAttention computes no int8 products"
         if case.dtype == torch.float64:
             return "FlexAttention does not support fp64"
         return f"FlexAttention needs heads at least 16 wide, these are {case.width}" if case.width < 16 else ""

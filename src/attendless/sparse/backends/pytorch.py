@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import blocks, foveal, foveal_gathered, full, gather, merging, topk
+from .. import bf16, blocks, foveal, foveal_gathered, full, gather, merging, topk
 from ..backend import Backend, Case, register_backend
 from ..basis import Rest
 from ..merging import Merged
@@ -47,6 +47,9 @@ class FovealInTorch(Backend):
         return case.batch * case.dim * (layout.tiles * layout.cells + 2 * layout.tokens * keys + first_order)
 
     def run(self, case: Case, q: Tensor, k: Tensor, v: Tensor, *, scale: float, **where: Any) -> Tensor:
+        if case.plan.int8:
+            chosen = self.select(q, k, case.plan, scale=scale, **where)
+            return bf16.foveal_attend(q, k, v, chosen, case.plan, scale=scale, **where)
         whole = all(value is None for value in where.values())
         if torch.compiler.is_exporting() and whole and foveal_gathered.pays(case.plan):
             return foveal_gathered.attend(q, k, v, case.plan, scale=scale)

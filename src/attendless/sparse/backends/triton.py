@@ -47,6 +47,8 @@ class FovealByTriton(Backend):
             return "the Triton kernel accumulates in fp32"
         if case.dropout:
             return "the Triton kernel has no attention dropout"
+        if case.plan.int8:
+            return "the Triton kernel computes no int8 products"
         return f"heads of {case.width} channels do not fit a GPU's registers" if case.width > 256 else ""
 
     def macs(self, case: Case) -> int:
