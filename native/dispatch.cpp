@@ -3,6 +3,10 @@
 #include <atomic>
 #include <stdexcept>
 
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 namespace attendless {
 
 // Each defined in isa.cpp, compiled once per name.
@@ -15,6 +19,7 @@ DECLARE(avx2)
 DECLARE(avx512)
 DECLARE(avx512bf16)
 DECLARE(wide)
+DECLARE(armv86)
 #undef DECLARE
 
 namespace {
@@ -26,6 +31,11 @@ std::vector<const Kernels*> available() {
 #if defined(__x86_64__)
   __builtin_cpu_init();
   [[maybe_unused]] const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+#if defined(ATTENDLESS_HAS_ARMV86) && defined(__linux__)
+  constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;  // of HWCAP2, as the kernel's headers have them
+  const unsigned long found = getauxval(AT_HWCAP2);
+  if ((found & kI8mm) && (found & kBf16)) sets.push_back(&armv86::kernels);
 #endif
 #if defined(ATTENDLESS_HAS_AVX512BF16)
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

@@ -73,8 +73,8 @@ struct Tensors {
     problem.lse = lse.data();
   }
 
-  // The kernel, once more in bfloat16: it must give the same to its rounding, a share of the largest value. Means and
-  // first-order corrections are rounded too.
+  // The kernel, once more in bfloat16, and with scores of bytes if it has them: it must give the same to its rounding, a
+  // share of the largest value. Means and first-order corrections are rounded too.
   template <class Args>
   void run(void (*kernel)(const Args&), Args args) const {
     const Args given = args;
@@ -87,11 +87,18 @@ struct Tensors {
       view[i]->data = half[i].data();
       view[i]->element = Element::bf16;
     }
-    kernel(args);
     float most = 1.f;
     for (const float x : v) most = std::max(most, std::fabs(x));
-    for (size_t i = 0; i < out.size(); ++i) {
-      if (!(std::fabs(wide(half[3][i]) - out[i]) <= most / 64)) wrong("a result in bfloat16");
+    const auto compare = [&](float tolerance, const char* what) {
+      kernel(args);
+      for (size_t i = 0; i < out.size(); ++i) {
+        if (!(std::fabs(wide(half[3][i]) - out[i]) <= most * tolerance)) wrong(what);
+      }
+    };
+    compare(1.f / 64, "a result in bfloat16");
+    if constexpr (std::is_same_v<Args, Foveal>) {
+      args.bytes = true;
+      compare(1.f / 16, "a result of scores in bytes");
     }
     kernel(given);  // gradients are of floats: log Σ exp too
   }

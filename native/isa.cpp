@@ -1,7 +1,7 @@
 // One instruction set's kernels. CMake compiles this file several times, each with its flags, its ATTENDLESS_ISA (a
 // name) and its ATTENDLESS_WIDTH (floats in a vector). `wide` is avx512's width compiled for AVX2: on machines without
 // AVX-512 it tests that code. avx512bf16 differs from avx512 in the products of bfloat16 and of bytes (words.hpp) and in
-// rounding to bfloat16 (simd.hpp) alone.
+// rounding to bfloat16 (simd.hpp) alone; armv86 from portable in these products.
 //
 // A new kernel needs a header like block.hpp, an entry in Kernels, and a line here.
 #include "block.hpp"

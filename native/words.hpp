@@ -131,6 +131,31 @@ struct Words<W, Bf16> : WordOf<Bf16> {
     const Vec lane = lanes();
     return _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(32)), 16));
   }
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  static_assert(W == 4);
+  using Vec = bfloat16x8_t;
+  static INLINE Vec load(const Word* from) { return vreinterpretq_bf16_u32(vld1q_u32(from)); }
+  static INLINE Vec splat(Word x) {
+    uint32x4_t words = vdupq_n_u32(x);
+    asm("" : "+w"(words));  // GCC 12 writes a constant of bfloat16 as one of another type of 16 bits
+    return vreinterpretq_bf16_u32(words);
+  }
+  static INLINE Vec across(const Number* const* row, int c) { return zipped(four(row[0] + c), four(row[1] + c)); }
+  static INLINE Vec last(const Number* row, int c) { return zipped(four(row + c), vdupq_n_u16(0)); }
+  static INLINE Sum add(Sum sum, const Vec& a, const Vec& b) { return (Sum)vbfdotq_f32((float32x4_t)sum, a, b); }
+  static INLINE F exp2(F x) { return S::exp2(x); }
+  static INLINE Vec rounded(F first, F second) {
+    return vreinterpretq_bf16_u32((uint32x4_t)S::paired(S::nearest_half(first), S::nearest_half(second)));
+  }
+  static INLINE void store(Word* to, const Vec& x) { vst1q_u32(to, vreinterpretq_u32_bf16(x)); }
+
+ private:
+  static INLINE uint16x8_t four(const Number* from) {
+    uint64_t bits;
+    std::memcpy(&bits, from, sizeof bits);
+    return vreinterpretq_u16_u64(vdupq_n_u64(bits));
+  }
+  static INLINE Vec zipped(uint16x8_t first, uint16x8_t second) { return vreinterpretq_bf16_u16(vzip1q_u16(first, second)); }
 #else
   struct Vec {  // the two numbers of each word, widened
     F first, second;
@@ -170,6 +195,9 @@ struct Words<W, int8_t> : WordOf<int8_t> {
   static INLINE Vec load(const Word* from) { return S::load(from); }
   static INLINE Vec splat(Word x) { return S::splat(x); }
   static INLINE Sum add(Sum sum, const Vec& a, const Vec& b) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    if constexpr (W == 4) return (Sum)vusdotq_s32((int32x4_t)sum, (uint8x16_t)a, (int8x16_t)b);
+#endif
     UNROLL for (int i = 0; i < 32; i += 8) sum += (Sum)(a >> i & 255u) * ((Sum)(b << (24 - i)) >> 24);
     return sum;
   }
