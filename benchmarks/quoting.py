@@ -37,6 +37,7 @@ QUOTES = {
     "attention": Quote("docs/results/kernels.json", "docs/results/speed.md", "kernels"),
     "remaining": Quote("docs/results/merged-attention.json", "docs/results/speed.md", "merged-attention"),
     "runtimes": Quote("docs/results/runtimes.json", "docs/results/deploy.md", "runtimes"),
+    "precision": Quote("docs/results/precision.json", "docs/precision.md", "precision"),
     "growth": Quote("docs/results/growth.json", "docs/results/attentions.md", "growth"),
     "many_cores": Quote("docs/results/many-cores.json", "docs/writing-a-kernel.md", "many-cores"),
     "demo": Quote("docs/results/compare.json", "docs/results/compare.md", "demo"),

@@ -55,7 +55,8 @@ def test_close_to_fp32(path: str, shift: float) -> None:
     sizes = list(dataclasses.replace(layout, int8=1).sizes)
     rounded = native.functions.foveal_forward(*tensors, None, None, sizes, 0.125)
     error = float((rounded - exact).norm() / exact.norm())
-    assert 1e-4 < error < (0.02 if not shift else 0.1), f"{error:.2%}"  # bf16 keys of a large mean are coarse by themselves
+    most = 0.1 if shift else 0.02  # bf16 itself is coarse for keys with a large mean
+    assert 1e-4 < error < most, f"{error:.2%}"
 
 
 def test_threads_change_nothing(path: str) -> None:

@@ -15,7 +15,7 @@ A backend of PyTorch's own (`fused.attend`) rounds in other places, by as much.
 
 `foveal:int8` (`Layout.int8`) computes the scores of patches and means from int8 numbers, whatever the type of q:
 
-    s = scale · a b · Q Kᵀ + bias             Q, K: int8, q = a Q and k − m = b K with a scale for each row, a = max |q| / 127
+    s = scale · a b · Q Kᵀ + bias             int8 Q = q / a and K = (k − m) / b; a = max |q| / 127 and b of each row
 
 m is the mean of at most 64 keys. It adds the same number to every score of a query, which a softmax does not notice.
 """

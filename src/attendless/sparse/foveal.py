@@ -246,7 +246,7 @@ def levels(
     Patches differ from the mean of their coarse cell as they differ from the mean of their cell, and this mean from the
     other: H of the coarse cells is the sum of both.
     """
-    P, found = layout.prefix, []
+    P, found = layout.prefix, list[Level]()
     k, v, weight = k[:, :, P:], v[:, :, P:], _patch_weight(key_bias, P)
     turn: Tensor | None = None
     for size, count in layout.levels:

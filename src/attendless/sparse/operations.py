@@ -68,7 +68,7 @@ def foveal(
     positions of the patches that a reducer left."""
     if layout.int8 and torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
         raise UserError(
-            "foveal:int8 has no gradient and a tensor requires one: train without int8, and evaluate under torch.no_grad()"
+            "foveal:int8 has no gradient, and a tensor requires one: train without int8, evaluate under torch.no_grad()"
         )
     case = case_of("foveal", layout, q, dropout)
     return dispatch.run(case, q, k, v, scale=scale, key_bias=key_bias, places=places)
