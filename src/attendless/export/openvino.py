@@ -50,6 +50,7 @@ def write(program: ExportedProgram, path: Path, *, opset: int | None = None) -> 
     ours = onnx.translated(program, between, opset=opset)
     model = openvino.convert_model(between, extension=[str(extension.path())] if ours else None)
     between.unlink()
+    bf16_graph.merge_heads(model)  # in every file: without a hint OpenVINO computes in bf16 where the CPU can
     openvino.save_model(model, path, compress_to_fp16=False)
     if ours:
         shutil.copy2(extension.path(), path.parent / extension.NAME)
