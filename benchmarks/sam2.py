@@ -1,32 +1,30 @@
-"""SAM 2 Hiera-Tiny with its real weights: masks, latency and memory of `foveal` in its global blocks.
+"""SAM 2 Hiera-Tiny with its real weights: masks, latency and memory, in PyTorch and OpenVINO, in fp32 and bf16.
 
     python benchmarks/sam2.py SAM2 DATA [--out FILE] [--pets 100] [--coco 128] [--work DIR] [--stage S …]
 
 SAM2 is the folder that examples/sam2_weights.py makes; DATA holds pets-256 and coco128. Images are resized to 1,024 px
 and masks are prompted with boxes. Nothing is trained. Each stage resumes if it was interrupted:
 
-    masks      masks of every variant, against the annotation and against the unmodified encoder
-    pairs      as `masks`, and encoder latency on the same images: unmodified and variants alternate
-    time       encoder latency of more variants on one image, interleaved with the unmodified encoder
-    memory     peak memory of the encoder, each variant in a separate process
-    gather     summaries of the masks of all images, and the masks that changed most, into FILE
-    draw       the figure: masks of the unmodified encoder and of one variant
+    export     the files of the OpenVINO variants, in DIR
+    pairs      latency of all variants on the same images, called one after the other, and their masks against the
+               annotation and against those of the unmodified encoder in PyTorch fp32
+    memory     peak memory of the variants in PyTorch, each in a separate process
+    gather     summaries over all images, and the masks that changed most, into FILE
     quote      the tables in docs/results/sam2.md, from FILE
 
 Pets have annotated masks (intersection over union, without the border of the trimap). coco128 has boxes only: the box
-around the mask is compared with the annotated box. `--seconds` stops `masks` and `pairs` after that time.
+around the mask is compared with the annotated box. `--seconds` stops `pairs` after that time.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,36 +33,53 @@ import torch
 from PIL import Image
 from quoting import quote
 from study import Rows, speed, table
-from torch import Tensor, nn
+from torch import Tensor
 
 import attendless
+from attendless.export import exporting
+from attendless.export.openvino import open_raw
 from attendless.measure.accuracy import preprocessing
-from attendless.measure.clock import interleave
+from attendless.measure.malloc import keep_memory
 from attendless.measure.memory import peak_memory
 from attendless.stamp import stamp_line
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "examples"))
 SIZE = 1024
-#: The block at which variants begin to differ.
-FIRST = 5
-#: Attentions of the global blocks. `full` is timm's function in bands; `merge` merges tokens, attends and unmerges.
-SPECS = (
-    "full",
-    "foveal:keep=0.5",
-    "foveal:keep=0.4",
-    "8xfoveal:keep=0.4/4xfoveal:keep=0.15",
-    "6xfoveal:keep=0.5/6xfoveal:keep=0.25",
-    "8xfoveal:keep=0.25/4xfoveal:keep=0.5",
-    "foveal:keep=0.25",
-    "foveal:keep=0.1",
-    "foveal:keep=0.05",
-    "foveal:keep=0.25,cell=2",
-    "merge:0.5",
+#: A rate for each of the 12 blocks; blocks 5, 7 and 9 attend globally.
+FOVEAL = "8xfoveal:keep=0.4/4xfoveal:keep=0.15"
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """runtime: eager or openvino. precision: fp32 or bf16. attention: a spec; None for the unmodified encoder."""
+
+    runtime: str
+    precision: str
+    attention: str | None = None
+
+    @property
+    def key(self) -> str:
+        return f"{self.runtime} {self.precision} {self.attention or 'original'}"
+
+    @property
+    def original(self) -> str:
+        """The unmodified encoder in the same runtime and precision."""
+        return dataclasses.replace(self, attention=None).key
+
+
+BASE = Variant("eager", "fp32")
+CHOICE = Variant("eager", "fp32", FOVEAL)
+#: `full` is timm's function in bands.
+VARIANTS = (
+    BASE,
+    Variant("eager", "fp32", "full"),
+    CHOICE,
+    *(Variant("eager", "bf16", attention) for attention in (None, FOVEAL)),
+    *(Variant("openvino", precision, attention) for precision in ("fp32", "bf16") for attention in (None, FOVEAL)),
 )
-SETS = ("pets", "coco")
-#: The variant whose outliers are listed and whose masks are drawn.
-FIRST_CHOICE = "8xfoveal:keep=0.4/4xfoveal:keep=0.15"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+SETS = {"pets": "pets", "coco": "coco128"}
 #: Smallest predicted quality of a mask that counts as confident.
 SURE = 0.8
 
@@ -76,10 +91,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "sam2.json")
     parser.add_argument("--pets", type=int, default=100)
     parser.add_argument("--coco", type=int, default=128)
-    parser.add_argument("--attention", nargs="+", choices=SPECS, default=SPECS[1:], help="variants to measure")
-    parser.add_argument("--budget", type=float, default=240, help="seconds of the stage `time`")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of `masks` and `pairs`")
-    parser.add_argument("--work", type=Path, default=Path("build/sam2"), help="folder of the results per image")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of `pairs`")
+    parser.add_argument("--work", type=Path, default=Path("build/sam2"), help="folder of files and results per image")
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=[*STAGES])
     args = parser.parse_args()
     os.environ["SAM2"] = str(args.sam2)
@@ -88,43 +101,36 @@ def main() -> None:
         STAGES[stage](args, Rows(args.out))
 
 
-def opened(args: argparse.Namespace, attention: str | None = None) -> Any:
+def opened(folder: Path, attention: str | None = None) -> Any:
     """The encoder: unmodified, or with `attention` in its global blocks."""
     import sam2_masks  # noqa: F401 (registers the model)
 
-    encoder = attendless.open_model("sam2_tiny_encoder", weights=args.sam2 / "encoder.safetensors")
-    if attention is None:
-        return encoder
-    kind, _, share = attention.partition(":")
-    attendless.patch(encoder, "full" if kind == "merge" else attention, size=SIZE)
-    for block in encoder.trunk.blocks if kind == "merge" else ():
-        if not block.is_windowed:
-            block.attn.core.attend = functools.partial(merged, share=float(share))
-    return encoder
+    encoder = attendless.open_model("sam2_tiny_encoder", weights=folder / "encoder.safetensors")
+    if attention is not None:
+        attendless.patch(encoder, attention, size=SIZE)
+    return encoder.eval()
 
 
-def merged(q: Tensor, k: Tensor, v: Tensor, context: Any, *, share: float) -> tuple[Tensor, Any]:
-    """Full attention on merged tokens, of q, k, v [1, H, N, D].
+def file_of(args: argparse.Namespace, variant: Variant) -> Path:
+    return Path(args.work / f"{'original' if variant.attention is None else 'foveal'}.xml")
 
-    The first token of every 2 × 2 cell stays. The others join the most similar of those, by the cosine of their keys,
-    the most similar first, until `share` of all tokens is gone.
-    """
-    heads, grid = q.shape[1], context.grid
-    tokens = torch.cat([q, k, v], dim=-1).transpose(1, 2).flatten(2)[0]  # [N, H · 3D]
-    first = torch.zeros(grid.height, grid.width, dtype=torch.bool)
-    first[::2, ::2] = True
-    ends, others = first.flatten().nonzero()[:, 0], (~first).flatten().nonzero()[:, 0]
-    keys = nn.functional.normalize(k.mean(1)[0], dim=-1)
-    nearest = (keys[others] @ keys[ends].T).max(1)
-    gone = nearest.values.argsort(descending=True)[: round(share * len(tokens))]
-    owner = torch.arange(len(tokens))
-    owner[others[gone]] = ends[nearest.indices[gone]]
-    left, place = owner.unique(return_inverse=True)
-    mean = torch.zeros(len(left), tokens.shape[1]).index_reduce_(0, place, tokens, "mean", include_self=False)
-    q, k, v = mean.unflatten(1, (heads, -1)).transpose(0, 1)[None].chunk(3, dim=-1)
-    size = place.bincount().log()  # a merged key counts as often as it has tokens
-    out = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=size.expand(1, 1, len(left), -1))
-    return out[:, :, place], context
+
+def export(args: argparse.Namespace, rows: Rows) -> None:
+    args.work.mkdir(parents=True, exist_ok=True)
+    for variant in VARIANTS:
+        file = file_of(args, variant)
+        if variant.runtime == "openvino" and not file.exists():
+            exporting.write(opened(args.sam2, variant.attention), file, batch=1, format="openvino")
+
+
+def prepared(args: argparse.Namespace, variant: Variant) -> Callable[[Tensor], Tensor]:
+    """A function of images [1, 3, S, S] in fp32 that returns the encoder's output in fp32."""
+    if variant.runtime == "openvino":
+        run = open_raw(file_of(args, variant), floats=variant.precision)
+        return lambda images: run(images)[0]
+    dtype = DTYPES[variant.precision]
+    encoder = opened(args.sam2, variant.attention).to(dtype)
+    return lambda images: encoder(images.to(dtype)).float()
 
 
 # Images and prompts --------------------------------------------------------------------------------------------------
@@ -172,42 +178,30 @@ def overlap(mask: np.ndarray, box: np.ndarray, trimap: np.ndarray | None) -> flo
     return float(both / (np.prod(ours[2:] - ours[:2]) + np.prod(box[2:] - box[:2]) - both))
 
 
-# Masks ---------------------------------------------------------------------------------------------------------------
+# Masks and latency ---------------------------------------------------------------------------------------------------
 
 
-def masks(args: argparse.Namespace, rows: Rows) -> None:
-    """Measure masks of all variants; blocks that the variants share are computed once per image."""
-    original = opened(args, "full")  # the same outputs in less time: tests/test_hiera_bands.py
-    variants = encoders(args)
-    for one in waiting(args, [*variants]):
-        x, missing = one.pixels(original), {key: variants[key] for key in variants if key not in one.found}
-        with torch.inference_mode():
-            tokens, finer = begin(original.trunk, x)
-            outputs = {key: finish(encoder, tokens, finer)[0] for key, encoder in {"": original, **missing}.items()}
-        one.keep(outputs.pop(""), outputs)
-
-
+@torch.inference_mode()
 def pairs(args: argparse.Namespace, rows: Rows) -> None:
-    """Whole encoders, in another order for every image; the unmodified one is timm's."""
-    models = {"": opened(args), **encoders(args)}
-    for number, one in enumerate(waiting(args, [f"seconds {spec}" for spec in args.attention])):
-        x, outputs, seconds = one.pixels(models[""]), {}, {}
-        with torch.inference_mode():
-            for key in np.roll(sorted(models), number):
-                began = time.perf_counter()
-                outputs[key] = models[key](x)[0]
-                seconds[key] = time.perf_counter() - began
-        one.found |= {f"seconds {spec}": [seconds[""], seconds[spec]] for spec in args.attention}
-        one.keep(outputs.pop(""), outputs)
-
-
-def encoders(args: argparse.Namespace) -> dict[str, Any]:
-    return {spec: opened(args, spec) for spec in args.attention}
+    """Call every variant once per image, in another order for every image."""
+    keep_memory()
+    calls = {variant.key: prepared(args, variant) for variant in VARIANTS}
+    pixels = preprocessing(opened(args.sam2), (SIZE, SIZE))
+    warm = torch.zeros(1, 3, SIZE, SIZE)
+    for call in calls.values():
+        call(warm)
+    for number, one in enumerate(waiting(args)):
+        x, outputs, seconds = pixels(one.image)[None], {}, {}
+        for key in np.roll(list(calls), number):
+            began = time.perf_counter()
+            outputs[key] = calls[key](x)[0]
+            seconds[key] = time.perf_counter() - began
+        one.keep(outputs, seconds)
 
 
 @dataclasses.dataclass
 class Picture:
-    """An image with its prompts and its stored results."""
+    """An image with its prompts and the file of its results."""
 
     kind: str
     name: str
@@ -216,39 +210,31 @@ class Picture:
     trimap: np.ndarray | None
     file: Rows
 
-    def __post_init__(self) -> None:
-        self.found: dict[str, Any] = dict(self.file.get(self.name, {}))
-
-    def pixels(self, encoder: Any) -> Tensor:
-        return preprocessing(encoder, (SIZE, SIZE))(self.image)[None]
-
-    def keep(self, original: Tensor, outputs: dict[str, Tensor]) -> None:
-        """Compare the masks of encoders' outputs with the annotation and with those of the original encoder."""
+    def keep(self, outputs: dict[str, Tensor], seconds: dict[str, float]) -> None:
+        """Compare the masks of encoders' outputs with the annotation and with those of the unmodified encoder."""
         from sam2_masks import iou
 
-        theirs, quality = masked(original, self.image, self.boxes)
-        self.found |= {"size": self.image.size, "boxes": self.boxes.tolist(), "quality": quality.tolist()}
-        self.found["original"] = self.truth(theirs)
+        theirs, quality = masked(outputs[BASE.key], self.image, self.boxes)
+        found: dict[str, Any] = {"boxes": self.boxes.tolist(), "quality": quality.tolist(), "seconds": seconds}
         for key, output in outputs.items():
             ours, _ = masked(output, self.image, self.boxes)
-            self.found[key] = {"truth": self.truth(ours), "agreement": iou(ours, theirs).tolist()}
-        self.file.keep({self.name: self.found})
-        agree = (f"{np.mean(self.found[key]['agreement']):.4f}" for key in outputs)
-        print(self.kind, self.name, *agree, flush=True)
+            found[key] = {"truth": self.truth(ours), "agreement": iou(ours, theirs).tolist()}
+        self.file.keep({self.name: found})
+        print(self.kind, self.name, *(f"{np.mean(found[key]['agreement']):.4f}" for key in outputs), flush=True)
 
     def truth(self, masks: np.ndarray) -> list[float]:
         return [overlap(*pair, self.trimap) for pair in zip(masks, self.boxes, strict=True)]
 
 
-def waiting(args: argparse.Namespace, wanted: list[str]) -> Iterator[Picture]:
-    """The images that lack a result of `wanted`, until `--seconds` have passed."""
+def waiting(args: argparse.Namespace) -> Iterator[Picture]:
+    """The images without results, until `--seconds` have passed."""
     began = time.monotonic()
     sets = {"pets": pets(args.data / "pets-256" / "val", args.pets), "coco": coco(args.data / "coco128", args.coco)}
     files = {kind: Rows(args.work / f"{kind}.json") for kind in sets}
     for kind, (name, *rest) in alternating(sets):
         if time.monotonic() - began > args.seconds:
             return
-        if not set(wanted) <= set(files[kind].get(name, {})):
+        if name not in files[kind]:
             yield Picture(kind, name, *rest, files[kind])
 
 
@@ -272,60 +258,26 @@ def alternating(sets: dict[str, Iterator[Any]]) -> Iterator[tuple[str, Any]]:
                 del sets[kind]
 
 
-def begin(trunk: Any, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """The tokens that enter block `FIRST`, and the maps of the stages that end before it: the same in all variants."""
-    x, maps = trunk._pos_embed(trunk.patch_embed(images)), []
-    for i, block in enumerate(trunk.blocks[:FIRST]):
-        x = block(x)
-        maps += [x.permute(0, 3, 1, 2)] if i in trunk.stage_ends else []
-    return x, maps
-
-
-def finish(encoder: Any, x: Tensor, maps: list[Tensor]) -> Tensor:
-    """The encoder's output from what `begin` returns."""
-    maps = list(maps)
-    for i, block in enumerate(encoder.trunk.blocks[FIRST:], FIRST):
-        x = block(x)
-        maps += [x.permute(0, 3, 1, 2)] if i in encoder.trunk.stage_ends else []
-    return encoder.join(maps)
-
-
-# Latency and memory --------------------------------------------------------------------------------------------------
-
-
-def photo(args: argparse.Namespace, encoder: Any) -> Tensor:
-    _, image, *_ = next(coco(args.data / "coco128", args.coco))
-    return preprocessing(encoder, (SIZE, SIZE))(image)[None]
-
-
-@torch.inference_mode()
-def latency(args: argparse.Namespace, rows: Rows) -> None:
-    models = {"original": opened(args), "full": opened(args, "full"), **encoders(args)}
-    x = photo(args, models["original"])
-    found = interleave({name: functools.partial(model, x) for name, model in models.items()}, budget=args.budget)
-    ms = {name: 1e3 * found.median(name) for name in models}
-    compared = {name: found.compare(name, "original") for name in models if name != "original"}
-    timed = {name: {"speedup": c.ratio, "quartiles": list(c.quartiles), "ms": ms[name]} for name, c in compared.items()}
-    rows.keep({"timed": rows.get("timed", {}) | timed, "original ms": ms["original"], "precision": "fp32"})
-    print(ms["original"], timed, flush=True)
+# Memory --------------------------------------------------------------------------------------------------------------
 
 
 def memory(args: argparse.Namespace, rows: Rows) -> None:
-    """Measure the peak memory of each variant, in MB above a running PyTorch."""
+    """Measure the peak memory of each variant in PyTorch, in MB above a running PyTorch."""
     folders = [str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH")]  # the processes import this file
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
-    for name in ("original", "full", *args.attention):
-        known = rows.get("memory", {})
-        if name not in known and not name.startswith("merge"):
-            given = {"folder": str(args.sam2), "attention": name}
-            known[name] = peak_memory("sam2:build", given, size=(SIZE, SIZE)).peak
+    known = rows.get("memory", {})
+    for variant in VARIANTS:
+        if variant.key not in known and variant.runtime == "eager":
+            given = {"folder": str(args.sam2), "attention": variant.attention}
+            dtype = str(DTYPES[variant.precision]).removeprefix("torch.")
+            known[variant.key] = peak_memory("sam2:build", given, size=(SIZE, SIZE), dtype=dtype, threads=1).peak
             rows.keep({"memory": known})
-            print(name, f"{known[name]:.0f} MB", flush=True)
+            print(variant.key, f"{known[variant.key]:.0f} MB", flush=True)
 
 
-def build(folder: str, attention: str) -> Any:
+def build(folder: str, attention: str | None) -> Any:
     """The encoder of a variant; `peak_memory` calls this function in a new process."""
-    return opened(argparse.Namespace(sam2=Path(folder)), None if attention == "original" else attention)
+    return opened(Path(folder), attention)
 
 
 # Results -------------------------------------------------------------------------------------------------------------
@@ -333,30 +285,35 @@ def build(folder: str, attention: str) -> Any:
 
 def gather(args: argparse.Namespace, rows: Rows) -> None:
     found: dict[str, Any] = {}
-    for kind in ("pets", "coco"):
-        images = {name: one for name, one in Rows(args.work / f"{kind}.json").items() if name != "stamp"}
-        found[kind] = {spec: summary(images, spec) for spec in SPECS if any(spec in one for one in images.values())}
-        found[kind]["pairs"] = {spec: paired(images, f"seconds {spec}") for spec in found[kind]}
+    everything: list[dict[str, float]] = []
+    for kind in SETS:
+        file = Rows(args.work / f"{kind}.json")
+        measured = file.pop("stamp")
+        found[kind] = {variant.key: summary(file, variant.key) for variant in VARIANTS if variant != BASE}
+        everything += [one["seconds"] for one in file.values()]
+    found["timed"] = {variant.key: timed(everything, variant) for variant in VARIANTS}
     rows.keep(found)
+    rows.keep({"measured": measured})  # the stamp of the last image, not of this stage
 
 
-def paired(images: dict[str, Any], key: str) -> dict[str, Any]:
-    """The speed-up over the unmodified encoder on the images on which both were timed."""
-    times = np.array([one[key] for one in images.values() if key in one]).reshape(-1, 2)
-    low, middle, high = (
-        map(float, np.quantile(times[:, 0] / times[:, 1], [0.25, 0.5, 0.75])) if len(times) else [0.0] * 3
-    )
-    return {"images": len(times), "speedup": middle, "quartiles": [low, high]}
+def timed(images: list[dict[str, float]], variant: Variant) -> dict[str, Any]:
+    """Median latency, and paired speed-ups over `BASE` and over the unmodified encoder of the same kind."""
+    ours = np.array([one[variant.key] for one in images])
+    found: dict[str, Any] = {"ms": 1e3 * float(np.median(ours)), "images": len(images)}
+    for name, other in (("base", BASE.key), ("own", variant.original)):
+        ratios = np.array([one[other] for one in images]) / ours
+        low, middle, high = map(float, np.quantile(ratios, [0.25, 0.5, 0.75]))
+        found[name] = {"speedup": middle, "quartiles": [low, high]}
+    return found
 
 
-def summary(images: dict[str, Any], spec: str) -> dict[str, Any]:
-    """Statistics over all masks of the images that have results of `spec`."""
-    some = {name: one for name, one in images.items() if spec in one}
-    agreement = np.concatenate([one[spec]["agreement"] for one in some.values()])
-    before = np.concatenate([one["original"] for one in some.values()])
-    after = np.concatenate([one[spec]["truth"] for one in some.values()])
-    quality = np.concatenate([one["quality"] for one in some.values()])
-    names = [name for name, one in some.items() for _ in one["boxes"]]
+def summary(images: dict[str, Any], key: str) -> dict[str, Any]:
+    """Statistics over all masks of a variant."""
+    agreement = np.concatenate([one[key]["agreement"] for one in images.values()])
+    before = np.concatenate([one[BASE.key]["truth"] for one in images.values()])
+    after = np.concatenate([one[key]["truth"] for one in images.values()])
+    quality = np.concatenate([one["quality"] for one in images.values()])
+    names = [name for name, one in images.items() for _ in one["boxes"]]
     outliers = [
         {
             "image": names[i],
@@ -369,7 +326,7 @@ def summary(images: dict[str, Any], spec: str) -> dict[str, Any]:
     ]
     sure = quality >= SURE
     return {
-        "images": len(some),
+        "images": len(images),
         "masks": len(agreement),
         "mean": float(agreement.mean()),
         "median": float(np.median(agreement)),
@@ -377,7 +334,7 @@ def summary(images: dict[str, Any], spec: str) -> dict[str, Any]:
         "sure": {"masks": int(sure.sum()), "mean": float(agreement[sure].mean())},
         "original": float(before.mean()),
         "truth": float(after.mean()),
-        "interval": interval([np.subtract(one[spec]["truth"], one["original"]) for one in some.values()]),
+        "interval": interval([np.subtract(one[key]["truth"], one[BASE.key]["truth"]) for one in images.values()]),
         "outliers": outliers,
     }
 
@@ -392,13 +349,13 @@ def interval(differences: list[np.ndarray], draws: int = 2000) -> list[float]:
 def block(found: dict[str, Any]) -> str:
     """The tables of latency and memory, of masks, and of the masks that changed most."""
     lines, outliers = [], []
-    for kind, label in (("pets", "pets"), ("coco", "coco128")):
-        for spec in (one for one in SPECS if one in found[kind]):
-            row = found[kind][spec]
+    for kind, label in SETS.items():
+        for variant in (one for one in VARIANTS if one != BASE):
+            row = found[kind][variant.key]
             lines.append(
                 [
                     label,
-                    f"`{spec}`",
+                    *named(variant),
                     f"{row['masks']} ({row['images']})",
                     f"{row['original']:.4f} → {row['truth']:.4f} ({_signed(row['interval'])})",
                     f"{row['median']:.4f}",
@@ -407,14 +364,22 @@ def block(found: dict[str, Any]) -> str:
                     f"{row['sure']['mean']:.4f} ({row['sure']['masks']})",
                 ]
             )
-        for one in found[kind].get(FIRST_CHOICE, {"outliers": []})["outliers"][:4]:
+        for one in found[kind][CHOICE.key]["outliers"][:4]:
             truth = f"{one['original']:.3f} → {one['truth']:.3f}"
             outliers.append([label, one["image"], f"{one['agreement']:.3f}", f"{one['quality']:.2f}", truth])
-    columns = ["set", "attention", "masks (images)", "IoU with the annotation", "median", "mean", "worst"]
+    columns = ["set", *NAMES, "masks (images)", "IoU with the annotation", "median", "mean", "worst"]
     masks = table([*columns, f"mean where quality ≥ {SURE:g}"], lines)
     columns = ["set", "image", "IoU with the original's mask", "predicted quality", "IoU with the annotation"]
-    changed = f"Masks that `{FIRST_CHOICE}` changed most:\n\n{table(columns, outliers)}"
+    changed = f"Masks that `foveal` in PyTorch fp32 changed most:\n\n{table(columns, outliers)}"
     return f"{speeds(found)}\n\n{masks}\n\n{changed}"
+
+
+NAMES = ("runtime", "precision", "attention")
+
+
+def named(variant: Variant) -> list[str]:
+    attention = {None: "timm, unmodified", "full": "`full`", FOVEAL: "`foveal`"}[variant.attention]
+    return [{"eager": "PyTorch", "openvino": "OpenVINO"}[variant.runtime], variant.precision, attention]
 
 
 def _signed(bounds: list[float]) -> str:
@@ -423,58 +388,26 @@ def _signed(bounds: list[float]) -> str:
 
 def speeds(found: dict[str, Any]) -> str:
     """The table of latency and memory."""
-    used = found["memory"]
-    lines = [["timm, unmodified", f"{found['original ms']:,.0f}", "1", f"{used['original']:,.0f}"]]
-    for spec in (one for one in SPECS if one in found["timed"]):
-        row = found["timed"][spec]
-        lines.append([f"`{spec}`", f"{row['ms']:,.0f}", speed(row), f"{used[spec]:,.0f}" if spec in used else "–"])
-    pairs = [
-        f"{speed(row)} with `{spec}` on {row['images']} images of {kind}"
-        for kind in SETS
-        for spec, row in found[kind]["pairs"].items()
-        if row["images"]
-    ]
+    lines = []
+    for variant in VARIANTS:
+        row, used = found["timed"][variant.key], found["memory"].get(variant.key)
+        base = "1" if variant == BASE else speed(row["base"])
+        own = "1" if variant.attention is None else speed(row["own"])
+        lines.append([*named(variant), f"{row['ms']:,.0f}", base, own, f"{used:,.0f}" if used else "–"])
+    columns = [*NAMES, "ms", "over PyTorch fp32 unmodified", "over unmodified, same runtime and precision", "peak MB"]
+    images = found["timed"][BASE.key]["images"]
     about = (
-        f"Encoder (trunk and neck), 1,024 px, batch 1, fp32, eager, one thread. Calls of one per image, unmodified and "
-        f"variants in turn: {'; '.join(pairs)}. {stamp_line(found['stamp'])}"
+        f"Encoder (trunk and neck), 1,024 px, batch 1, one thread. `foveal`: `{FOVEAL}`. Speed-ups: median and quartiles "
+        f"of {images} paired ratios, one call of every variant per image. {stamp_line(found['measured'])}"
     )
-    return f"{table(['attention', 'ms', 'speed-up (quartiles)', 'peak MB'], lines)}\n\n{about}"
+    return f"{table(columns, lines)}\n\n{about}"
 
 
 def put(args: argparse.Namespace, rows: Rows) -> None:
     quote(ROOT / "docs" / "results" / "sam2.md", "sam2", block(rows))
 
 
-def draw(args: argparse.Namespace, rows: Rows) -> None:
-    """Contours of the masks of the unmodified encoder and of the variant, on images of both sets."""
-    import matplotlib.pyplot as plt
-
-    models = [opened(args, "full"), opened(args, FIRST_CHOICE)]
-    sets = [pets(args.data / "pets-256" / "val", args.pets), coco(args.data / "coco128", args.coco)]
-    shown = [next(one) for one in sets for _ in range(2)]
-    figure, axes = plt.subplots(2, len(shown), figsize=(2.6 * len(shown), 5.2), layout="constrained")
-    for column, (_, image, boxes, _) in zip(axes.T, shown, strict=True):
-        x = preprocessing(models[0], (SIZE, SIZE))(image)[None]
-        for axis, model, title in zip(column, models, ("unmodified", FIRST_CHOICE), strict=True):
-            with torch.inference_mode():
-                found, _ = masked(model(x)[0], image, boxes)
-            axis.imshow(np.ones((*found.shape[1:], 3)))  # the data sets' terms do not allow publishing their images
-            for number, mask in enumerate(found):
-                axis.contour(mask, [0.5], colors=[plt.cm.tab10(number % 10)], linewidths=1.2)
-            axis.set_title(title, fontsize=8)
-            axis.axis("off")
-    figure.savefig(ROOT / "docs" / "results" / "sam2.png", dpi=100)
-
-
-STAGES = {
-    "masks": masks,
-    "pairs": pairs,
-    "time": latency,
-    "memory": memory,
-    "gather": gather,
-    "draw": draw,
-    "quote": put,
-}
+STAGES = {"export": export, "pairs": pairs, "memory": memory, "gather": gather, "quote": put}
 
 if __name__ == "__main__":
     main()
