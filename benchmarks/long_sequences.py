@@ -1,13 +1,15 @@
 """Latency and peak memory of Qwen3-VL's vision towers at 4,096 to 65,536 tokens, with full and foveal attention.
 
-    python benchmarks/long_sequences.py time 8B 16384 [--layers 4] [--variants sdpa foveal:keep=0.05] [--busy]
+    python benchmarks/long_sequences.py time 8B 16384 [--layers 4] [--variants sdpa foveal:keep=0.05]
+                                            [--precisions fp32 bf16] [--busy]
     python benchmarks/long_sequences.py memory 8B 16384 [--layers 1]
     python benchmarks/long_sequences.py attention 8B 65536
     python benchmarks/long_sequences.py selection 8B 16384
     python benchmarks/long_sequences.py page                         # write docs/results/long-sequences.md
 
 The tower has the widths of the published model, random weights and fewer layers. `sdpa` and `eager` are the attentions
-of transformers. All runs use one square image, batch 1, fp32 and one thread.
+of transformers. All runs use one square image, batch 1 and one thread. Each variant is run in each of `--precisions`;
+bf16 holds weights and activations of the whole tower in bf16. The baseline is the first variant in the first precision.
 
     time        interleaved benchmark in one process: seconds of the tower, of each layer and of each attention;
                 the speed-up of a variant is the median over pairs of layers
@@ -50,6 +52,7 @@ RESULTS, PAGE = ROOT / "docs/results/long-sequences.json", ROOT / "docs/results/
 #: Width, MLP width and number of heads of the vision towers.
 TOWERS = {"2B": (1024, 4096, 16), "8B": (1152, 4304, 16)}
 FULL, FOVEAL = ("sdpa", "eager"), "foveal:keep=0.05"
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TWO_LEVELS = [FOVEAL, f"{FOVEAL},coarse=8"]
 DEFAULTS = {"time": ["sdpa", FOVEAL], "memory": ["sdpa", FOVEAL], "attention": TWO_LEVELS, "selection": TWO_LEVELS}
 #: Number of heads in `attention` and `selection`.
@@ -131,10 +134,12 @@ class Stopwatch:
 
 
 def time_variants(options: argparse.Namespace) -> dict[str, Any]:
-    model = tower(options.model, options.layers)
-    watch = Stopwatch(model, time.process_time if options.busy else time.perf_counter)
-    inputs = image(options.tokens)
-    variants: list[str] = options.variants
+    clock = time.process_time if options.busy else time.perf_counter
+    patches, grid = image(options.tokens)
+    towers = {name: tower(options.model, options.layers).to(DTYPES[name]) for name in options.precisions}
+    watches = {name: Stopwatch(model, clock) for name, model in towers.items()}
+    inputs = {name: (patches.to(DTYPES[name]), grid) for name in towers}
+    variants = [f"{precision} {variant}" for precision in options.precisions for variant in options.variants]
     runs: dict[str, list[Any]] = {variant: [] for variant in variants}
     took = options.warm
     for number in range(options.rounds + 1):
@@ -143,7 +148,8 @@ def time_variants(options: argparse.Namespace) -> dict[str, Any]:
         order = variants if number % 2 else variants[::-1]
         start = time.perf_counter()
         for variant in order:
-            runs[variant].append(watch.run(variant, inputs))
+            precision, _, attention = variant.partition(" ")
+            runs[variant].append(watches[precision].run(attention, inputs[precision]))
             print(variant, json.dumps(runs[variant][-1]), flush=True)
         took = time.perf_counter() - start if number == 0 else took
         if number == 0 and took < options.warm:
@@ -172,9 +178,10 @@ def time_variants(options: argparse.Namespace) -> dict[str, Any]:
 def memory_of(options: argparse.Namespace) -> dict[str, Any]:
     """Peak memory of each variant in MB, each measured in a separate process."""
     found = {}
-    for variant in options.variants:
+    for variant in (f"{precision} {one}" for precision in options.precisions for one in options.variants):
+        precision, _, attention = variant.partition(" ")
         command = [sys.executable, __file__, "peak", options.model, str(options.tokens)]
-        command += ["--layers", str(options.layers), "--variants", variant]
+        command += ["--layers", str(options.layers), "--variants", attention, "--precisions", precision]
         child = subprocess.run(command, capture_output=True, text=True)
         if child.returncode:
             sys.exit(f"{variant}: {child.stderr.strip().splitlines()[-1:]}")
@@ -192,7 +199,9 @@ def peak(options: argparse.Namespace) -> None:
 
     meter.settle()
     baseline = meter.now()
-    model, inputs = tower(options.model, options.layers), image(options.tokens)
+    dtype = DTYPES[options.precisions[0]]
+    model, (patches, grid) = tower(options.model, options.layers).to(dtype), image(options.tokens)
+    inputs = patches.to(dtype), grid
     attend_with(model, options.variants[0])
     meter.settle()
     model(*inputs)
@@ -205,15 +214,17 @@ def few_heads(options: argparse.Namespace) -> dict[str, Any]:
     width, _, heads = TOWERS[options.model]
     side, head = math.isqrt(options.tokens), width // heads
     scale = head**-0.5
-    q, k, v = (torch.randn(1, options.tokens, HEADS, head).transpose(1, 2) for _ in range(3))
+    drawn = [torch.randn(1, options.tokens, HEADS, head).transpose(1, 2) for _ in range(3)]
     calls: dict[str, Callable[[], Any]] = {}
-    if options.do == "attention":
-        calls["sdpa"] = lambda: F.scaled_dot_product_attention(q, k, v)
-    for variant in options.variants:
-        core: Any = create(variant, HEADS * head, HEADS, grid=Grid(side, side), projections=False)
-        given = (None, None, core.layout(core.grid).sizes, scale)
-        calls[variant] = partial(functions.foveal_forward, q, k, v, *given)
-        calls[f"choosing {variant}"] = partial(functions.foveal_select, q, k, *given)
+    for precision in options.precisions:
+        q, k, v = (one.to(DTYPES[precision]) for one in drawn)
+        if options.do == "attention":
+            calls[f"{precision} sdpa"] = partial(F.scaled_dot_product_attention, q, k, v)
+        for variant in options.variants:
+            core: Any = create(variant, HEADS * head, HEADS, grid=Grid(side, side), projections=False)
+            given = (None, None, core.layout(core.grid).sizes, scale)
+            calls[f"{precision} {variant}"] = partial(functions.foveal_forward, q, k, v, *given)
+            calls[f"choosing {precision} {variant}"] = partial(functions.foveal_select, q, k, *given)
     seconds = {name: [_seconds(call) for _ in range(options.rounds)] for name, call in reversed(calls.items())}
     found = {name: median(each) for name, each in seconds.items()}
     print(found, flush=True)
@@ -234,11 +245,11 @@ def block(rows: dict[str, Any]) -> str:
             f"Qwen3-VL-{row['model']}",
             f"{row['tokens']:,}",
             f"{row['layers']}{' *' if row['busy'] else ''}",
-            variant,
+            *variant.split(" ", 1),
             f"{one['layer_s']:.1f}",
             f"{one['attention_s']:.1f}",
-            f"{one['attention_speedup']:.2f}×" if variant != row["against"] else "",
-            f"{one['speedup']:.2f}× ({one['range'][0]:.2f}–{one['range'][1]:.2f})" if variant != row["against"] else "",
+            f"{one['attention_speedup']:.2f}×" if _compared(row, variant) else "",
+            f"{one['speedup']:.2f}× ({one['range'][0]:.2f}–{one['range'][1]:.2f})" if _compared(row, variant) else "",
             f"{one['tower_s']:.0f}",
         ]
         for row in kept
@@ -250,9 +261,9 @@ def block(rows: dict[str, Any]) -> str:
             f"Qwen3-VL-{row['model']}",
             f"{row['tokens']:,}",
             str(row["layers"]),
-            variant,
+            *variant.split(" ", 1),
             f"{mb:,.0f}",
-            f"{mb / row['peak_mb']['sdpa']:.2f}",
+            f"{mb / row['peak_mb']['fp32 sdpa']:.2f}",
         ]
         for row in kept
         if row["kind"] == "memory"
@@ -262,9 +273,9 @@ def block(rows: dict[str, Any]) -> str:
         [
             f"Qwen3-VL-{row['model']}",
             f"{row['tokens']:,}",
-            variant,
+            *variant.split(" ", 1),
             f"{one:.2f}",
-            f"{row['seconds']['sdpa'] / one:.2f}×" if "sdpa" in row["seconds"] else "",
+            f"{row['seconds']['fp32 sdpa'] / one:.2f}×" if "fp32 sdpa" in row["seconds"] else "",
             f"{choosing / one:.1%}" if (choosing := row["seconds"].get(f"choosing {variant}")) else "",
         ]
         for row in kept
@@ -275,12 +286,40 @@ def block(rows: dict[str, Any]) -> str:
     seconds = "s per layer", "of which attention", "attention speed-up", "layer speed-up (range)", "tower, s"
     head = ("tower", "tokens")
     parts = [
-        table([*head, "layers", "attention", *seconds], times),
-        table([*head, "layers", "attention", "peak MB", "of sdpa"], peaks),
-        table([*head, "attention", f"s, {HEADS} heads", "speed-up", "choosing cells"], few),
+        table([*head, "layers", "precision", "attention", *seconds], times),
+        table([*head, "layers", "precision", "attention", "peak MB", "of fp32 sdpa"], peaks),
+        table([*head, "precision", "attention", f"s, {HEADS} heads", "speed-up", "choosing cells"], few),
     ]
+    parts += estimates(kept)
     stamps = dict.fromkeys(row["measured"] for row in kept)
-    return "\n\n".join([*parts, "Batch 1, fp32. " + " ".join(f"{text}." for text in stamps)])
+    return "\n\n".join([*parts, "Batch 1. Speed-ups over fp32 sdpa. " + " ".join(f"{text}." for text in stamps)])
+
+
+def _compared(row: dict[str, Any], variant: str) -> bool:
+    return row["against"] == "fp32 sdpa" != variant
+
+
+def estimates(kept: list[dict[str, Any]]) -> list[str]:
+    """Estimated speed-ups of layers that are too slow with `sdpa`: its time on `HEADS` heads is multiplied up."""
+    found = []
+    few = {(row["model"], row["tokens"]): row["seconds"] for row in kept if row["kind"] == "heads"}
+    for row in kept:
+        seconds = few.get((row["model"], row["tokens"]), {})
+        if row["kind"] != "time" or row["against"] == "fp32 sdpa" or "fp32 sdpa" not in seconds:
+            continue
+        times, full = TOWERS[row["model"]][2] // HEADS, {}
+        for precision in DTYPES:
+            measured = row["variants"].get(f"{precision} {FOVEAL}")
+            if measured and f"{precision} sdpa" in seconds:
+                rest = measured["layer_s"] - measured["attention_s"]
+                full[precision] = times * seconds[f"{precision} sdpa"] + rest
+        for precision in full:
+            took = row["variants"][f"{precision} {FOVEAL}"]["layer_s"]
+            over = " and ".join(f"{s / took:.1f}× over {name} sdpa ({s:.0f} s)" for name, s in full.items())
+            found.append(f"- {precision} {FOVEAL}: {took:.0f} s per layer measured, {over}")
+        title = f"Estimate for a layer of Qwen3-VL-{row['model']} at {row['tokens']:,} tokens. A layer with sdpa is"
+        found.insert(0, f"{title} taken as\n{times} times sdpa on {HEADS} heads and the measured rest of the layer:\n")
+    return ["\n".join(found)] if found else []
 
 
 def _order(item: tuple[str, Any]) -> tuple[Any, ...]:
@@ -298,6 +337,7 @@ def main() -> None:
     parser.add_argument("tokens", nargs="?", type=int)
     parser.add_argument("--layers", type=int, default=1)
     parser.add_argument("--variants", nargs="+", default=None, help="the first is the baseline")
+    parser.add_argument("--precisions", nargs="+", choices=list(DTYPES), default=["fp32"])
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument(
         "--warm", type=float, default=30.0, help="discard the first round if it takes less than this many seconds"

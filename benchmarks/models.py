@@ -1,19 +1,17 @@
 """Speed-up and memory of published models with efficient attention, at the image sizes that they are used with.
 
     python benchmarks/models.py [NAME …] [--json F] [--into PAGE] [--again] [--threads 1] [--budget 60] [--pairs 10]
-                                [--busy] [--no-time] [--no-memory] [--openvino]
+                                [--busy] [--no-time] [--no-memory]
 
 For each model the benchmark measures:
 
     max. speed-up  upper bound for the blocks by Amdahl's law, from MACs
     ms             latency of the unmodified model (timm or transformers, with PyTorch's fused attention), and of the
-                   model with efficient attention
-    speed-up       median of paired ratios of an interleaved benchmark, with quartiles
+                   model with efficient attention, in fp32 and in bf16 (weights and activations, eager)
+    speed-up       median of paired ratios of an interleaved benchmark, with quartiles; both models in one precision
     MB             peak memory of both models, each in a separate process
     keep=1         largest difference of the outputs with `foveal:keep=1`, relative to the largest output. This
                    attention sees every key, so only rounding differs. (For Swin: with its own windows.)
-
-`--openvino` also exports models of timm, with and without efficient attention, and compares them in OpenVINO in fp32.
 
 The weights are random, so the results show equality and speed, and nothing about accuracy. LayerScale is set to 1: it
 starts near 0, which would hide differences of the attention. Each model is stored in the JSON file as soon as it is
@@ -45,7 +43,7 @@ from attendless import UserError
 from attendless.convert.conversion import convert_with_report
 from attendless.measure.clock import device_timer, enough, interleave
 from attendless.measure.memory import peak_memory
-from attendless.measure.runtime import find_runtimes
+from attendless.measure.precision import no_bf16
 from attendless.sizes import size_text
 from attendless.stamp import stamp, stamp_line
 
@@ -192,6 +190,9 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
         changed, reports[attention] = attending(row, copy.deepcopy(model), attention)
         variants[attention] = Images(changed.eval(), row.frames)
     calls = {key: call(each, images) for key, each in variants.items()}
+    if not no_bf16():
+        rounded = {f"bf16 {key}": copy.deepcopy(each).bfloat16() for key, each in variants.items()}
+        calls |= {key: call(each, images.bfloat16()) for key, each in rounded.items()}
     timer = processor_seconds if options.busy else device_timer()
     found = interleave(calls, timer=timer, budget=max(options.budget, options.pairs * sum(map(timer, calls.values()))))
     exact, _ = attending(row, copy.deepcopy(model), row.exact, keep=True)
@@ -201,6 +202,17 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     del variants, exact, model, changed
     rows = []
     for attention, report in reports.items():
+        bf16 = {}
+        if not no_bf16():
+            half = found.compare(f"bf16 {attention}", "bf16 unmodified")
+            bf16 = {
+                "bf16_ms": 1e3 * found.median("bf16 unmodified"),
+                "bf16_ms_less": 1e3 * found.median(f"bf16 {attention}"),
+                "bf16_speedup": half.ratio,
+                "bf16_quartiles": half.quartiles,
+                "bf16_distinguishable": half.distinguishable,
+                "bf16_over_fp32": found.compare(f"bf16 {attention}", "unmodified").ratio,
+            }
         versus, done = found.compare(attention, "unmodified"), [x for x in report.layers if x.decision == "converted"]
         rows.append(
             {
@@ -220,6 +232,7 @@ def measure(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
                 "distinguishable": versus.distinguishable,
                 "difference_seeing_everything": difference,
             }
+            | bf16
         )
     return rows
 
@@ -234,26 +247,6 @@ def memory(name: str, attentions: Sequence[str], threads: int) -> list[dict[str,
         peak_memory("models:build", {"name": name, "attention": which}, **more).peak for which in (None, *attentions)
     )
     return [{"mb": before, "mb_less": peak} for peak in after]
-
-
-def in_openvino(name: str, attentions: Sequence[str], options: argparse.Namespace) -> list[dict[str, float]]:
-    """The speed-up of each attention over the unmodified model, both exported to OpenVINO."""
-    import attendless.export  # noqa: F401  (registers the runtime)
-
-    row, model = ROWS[name], made(ROWS[name])
-    images = torch.rand(1, 3, *row.size)
-    (runtime,) = find_runtimes(["openvino"])
-    full, _ = convert_with_report(model, "full")
-    calls = {"unmodified": runtime.prepare(full.eval(), images)}
-    for attention in attentions:
-        calls[attention] = runtime.prepare(attending(row, copy.deepcopy(model), attention)[0].eval(), images)
-    seconds = sum(map(device_timer(), calls.values()))
-    found = interleave(calls, timer=device_timer(), budget=max(options.budget, options.pairs * seconds))
-    compared = {attention: found.compare(attention, "unmodified") for attention in attentions}
-    return [
-        {"openvino": one.ratio, "openvino_quartiles": one.quartiles, "openvino_ms": 1e3 * found.median(attention)}
-        for attention, one in compared.items()
-    ]
 
 
 def processor_seconds(call: Callable[[], object]) -> float:
@@ -271,16 +264,25 @@ def call(model: nn.Module, images: Tensor) -> Callable[[], None]:
 
 
 COLUMNS = (
-    *("model", "px", "grid", "attention", "layers", "max. speed-up", "ms", "speed-up fp32 (quartiles)"),
-    *("OpenVINO fp32", "MB", "quality", "keep=1 differs by"),
+    *("model", "px", "grid", "attention", "layers", "max. speed-up", "ms fp32", "speed-up fp32 (quartiles)"),
+    *("ms bf16", "speed-up bf16 (quartiles)", "bf16 over unmodified fp32", "MB", "quality", "keep=1 differs by"),
 )
 
 
+def judged(row: dict[str, Any], kind: str = "") -> str:
+    """The speed-up of a row with its quartiles, and whether it is significant."""
+    low, high = row[f"{kind}quartiles"]
+    text = f"{row[f'{kind}speedup']:.2f}× ({low:.2f}–{high:.2f}, {row['pairs']} pairs)"
+    if not row[f"{kind}distinguishable"]:
+        text += ", not distinguishable" if enough(row["pairs"]) else ", too few for a verdict"
+    return text
+
+
 def cells(row: dict[str, Any]) -> list[str]:
-    low, high = row["quartiles"]
-    speed = f"{row['speedup']:.2f}× ({low:.2f}–{high:.2f}, {row['pairs']} pairs)"
-    if not row["distinguishable"]:
-        speed += ", not distinguishable" if enough(row["pairs"]) else ", too few for a verdict"
+    bf16 = ["", "", ""]
+    if "bf16_ms" in row:
+        bf16 = [f"{row['bf16_ms']:,.0f} → {row['bf16_ms_less']:,.0f}", judged(row, "bf16_")]
+        bf16 += [f"{row['bf16_over_fp32']:.2f}×"]
     return [
         row["model"],
         row["size"],
@@ -289,8 +291,8 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{row['converted']} of {row['layers']}",
         f"{row['cap']:.2f}×",
         f"{row['ms']:,.0f} → {row['ms_less']:,.0f}",
-        speed,
-        f"{row['openvino']:.2f}× ({row['openvino_ms']:,.0f} ms)" if "openvino" in row else "",
+        judged(row),
+        *bf16,
         f"{row['mb']:,.0f} → {row['mb_less']:,.0f}" if "mb" in row else "",
         QUALITY.get((row["model"], row["attention"]), "random weights"),
         f"{row['difference_seeing_everything']:.0e}",
@@ -305,7 +307,6 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10, help="minimum number of pairs (no verdict below 8)")
     parser.add_argument("--no-time", dest="time", action="store_false", help="do not measure latency")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="do not measure memory")
-    parser.add_argument("--openvino", action="store_true", help="also time the models of timm in OpenVINO")
     parser.add_argument("--json", type=Path, default=Path("models.json"), help="results file")
     parser.add_argument("--into", type=Path, help="write the table into this page")
     parser.add_argument("--again", action="store_true", help="measure stored models again")
@@ -327,9 +328,6 @@ def main() -> None:
                 found = memory(name, [row["attention"] for row in rows], options.threads)
                 kept.keep({name: kept[name] | {"rows": [row | peak for row, peak in zip(rows, found, strict=True)]}})
                 rows = kept[name]["rows"]
-            if options.openvino and any("openvino" not in row for row in rows):
-                found = in_openvino(name, [row["attention"] for row in rows], options)
-                kept.keep({name: kept[name] | {"rows": [row | one for row, one in zip(rows, found, strict=True)]}})
         except (UserError, RuntimeError, ImportError) as error:
             failed.append(f"{name}: {error}")
         print(*(" | ".join(cells(row)) for row in kept.get(name, {"rows": []})["rows"]), sep="\n", flush=True)
@@ -351,9 +349,8 @@ def block(kept: Mapping[str, Any]) -> str:
     lines = [f"{which[text]}{text}." for text in foot]
     rows = [cells(row) for name in known for row in kept[name]["rows"]]
     missing = [name for name in ROWS if name not in kept]
-    lines += [f"Not measured yet: {', '.join(missing)}."] if missing else []
-    lines += ["An empty cell was not measured; bf16 and int8 were measured for none of these rows."]
-    return "\n".join([table(list(COLUMNS), rows), "", "Batch 1, fp32. " + " ".join(lines)])
+    lines += [f"Not measured on this machine: {', '.join(missing)}."] if missing else []
+    return "\n".join([table(list(COLUMNS), rows), "", "Batch 1, PyTorch eager. " + " ".join(lines)])
 
 
 def conditions(busy: bool) -> str:

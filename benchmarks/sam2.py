@@ -397,8 +397,8 @@ def speeds(found: dict[str, Any]) -> str:
     columns = [*NAMES, "ms", "over PyTorch fp32 unmodified", "over unmodified, same runtime and precision", "peak MB"]
     images = found["timed"][BASE.key]["images"]
     about = (
-        f"Encoder (trunk and neck), 1,024 px, batch 1, one thread. `foveal`: `{FOVEAL}`. Speed-ups: median and quartiles "
-        f"of {images} paired ratios, one call of every variant per image. {stamp_line(found['measured'])}"
+        f"Encoder (trunk and neck), 1,024 px, batch 1, one thread. `foveal`: `{FOVEAL}`. Speed-ups: median and "
+        f"quartiles of {images} paired ratios, one call of every variant per image. {stamp_line(found['measured'])}"
     )
     return f"{table(columns, lines)}\n\n{about}"
 
