@@ -21,7 +21,7 @@ struct Bytes {
     I sum{};
     rows.scale[row] = of_row([&](int c) INLINE_LAMBDA { return S::load(key + c) - S::load(centre + c); }, rows.width, 0,
                              rows.byte(row), sum);
-    rows.offset[row] = -128 * S::sum(sum);
+    rows.offset[row] = int32_t(0u - 128u * uint32_t(S::sum(sum)));
   }
 
   // A query in words of bfloat16. Returns its scale.

@@ -191,10 +191,11 @@ struct Simd {
 #if defined(__AVX512F__)
     if constexpr (W == 16) return _mm512_reduce_add_epi32((__m512i)x);
 #endif
-    int32_t lane[W], total = 0;
+    int32_t lane[W];
+    uint32_t total = 0;  // wraps around, as vectors do
     store(lane, x);
-    UNROLL for (int i = 0; i < W; ++i) total += lane[i];
-    return total;
+    UNROLL for (int i = 0; i < W; ++i) total += uint32_t(lane[i]);
+    return int32_t(total);
   }
 
   static INLINE int32_t largest(I x) {

@@ -18,7 +18,7 @@ import pytest
 pytestmark = pytest.mark.builds
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "sanitized"
-CASES = ["foveal", "block", "gather", "sparsifiner", "merge", "bf16", "bad_input"]
+CASES = ["foveal", "block", "gather", "sparsifiner", "merge", "bf16", "int8", "bad_input"]
 
 
 def run(*command: str | Path, **environment: str) -> str:
