@@ -285,11 +285,12 @@ def block(rows: dict[str, Any]) -> str:
     ]
     seconds = "s per layer", "of which attention", "attention speed-up", "layer speed-up (range)", "tower, s"
     head = ("tower", "tokens")
-    parts = [
-        table([*head, "layers", "precision", "attention", *seconds], times),
-        table([*head, "layers", "precision", "attention", "peak MB", "of fp32 sdpa"], peaks),
-        table([*head, "precision", "attention", f"s, {HEADS} heads", "speed-up", "choosing cells"], few),
+    tables = [
+        ([*head, "layers", "precision", "attention", *seconds], times),
+        ([*head, "layers", "precision", "attention", "peak MB", "of fp32 sdpa"], peaks),
+        ([*head, "precision", "attention", f"s, {HEADS} heads", "speed-up", "choosing cells"], few),
     ]
+    parts = [table(columns, lines) for columns, lines in tables if lines]
     parts += estimates(kept)
     stamps = dict.fromkeys(row["measured"] for row in kept)
     return "\n\n".join([*parts, "Batch 1. Speed-ups over fp32 sdpa. " + " ".join(f"{text}." for text in stamps)])

@@ -8,12 +8,13 @@ and masks are prompted with boxes. Nothing is trained. Each stage resumes if it 
     export     the files of the OpenVINO variants, in DIR
     pairs      latency of all variants on the same images, called one after the other, and their masks against the
                annotation and against those of the unmodified encoder in PyTorch fp32
+    masks      masks of the variants in `MASKS` on further images, without timing
     memory     peak memory of the variants in PyTorch, each in a separate process
     gather     summaries over all images, and the masks that changed most, into FILE
     quote      the tables in docs/results/sam2.md, from FILE
 
 Pets have annotated masks (intersection over union, without the border of the trimap). coco128 has boxes only: the box
-around the mask is compared with the annotated box. `--seconds` stops `pairs` after that time.
+around the mask is compared with the annotated box. `--seconds` stops `pairs` and `masks` after that time.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ VARIANTS = (
     *(Variant("eager", "bf16", attention) for attention in (None, FOVEAL)),
     *(Variant("openvino", precision, attention) for precision in ("fp32", "bf16") for attention in (None, FOVEAL)),
 )
+#: Variants of the stage `masks`. The unmodified encoder runs as `full`: the same outputs in less time.
+MASKS = (CHOICE, Variant("eager", "bf16", FOVEAL), Variant("openvino", "bf16", FOVEAL))
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 SETS = {"pets": "pets", "coco": "coco128"}
 #: Smallest predicted quality of a mask that counts as confident.
@@ -91,7 +94,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "sam2.json")
     parser.add_argument("--pets", type=int, default=100)
     parser.add_argument("--coco", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of `pairs`")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit of `pairs` and of `masks`")
     parser.add_argument("--work", type=Path, default=Path("build/sam2"), help="folder of files and results per image")
     parser.add_argument("--stage", nargs="+", choices=STAGES, default=[*STAGES])
     args = parser.parse_args()
@@ -199,6 +202,16 @@ def pairs(args: argparse.Namespace, rows: Rows) -> None:
         one.keep(outputs, seconds)
 
 
+@torch.inference_mode()
+def masks(args: argparse.Namespace, rows: Rows) -> None:
+    calls = {BASE.key: prepared(args, dataclasses.replace(BASE, attention="full"))}
+    calls |= {variant.key: prepared(args, variant) for variant in MASKS}
+    pixels = preprocessing(opened(args.sam2), (SIZE, SIZE))
+    for one in waiting(args):
+        x = pixels(one.image)[None]
+        one.keep({key: call(x)[0] for key, call in calls.items()}, {})
+
+
 @dataclasses.dataclass
 class Picture:
     """An image with its prompts and the file of its results."""
@@ -290,7 +303,7 @@ def gather(args: argparse.Namespace, rows: Rows) -> None:
         file = Rows(args.work / f"{kind}.json")
         measured = file.pop("stamp")
         found[kind] = {variant.key: summary(file, variant.key) for variant in VARIANTS if variant != BASE}
-        everything += [one["seconds"] for one in file.values()]
+        everything += [one["seconds"] for one in file.values() if one["seconds"]]
     found["timed"] = {variant.key: timed(everything, variant) for variant in VARIANTS}
     rows.keep(found)
     rows.keep({"measured": measured})  # the stamp of the last image, not of this stage
@@ -309,6 +322,7 @@ def timed(images: list[dict[str, float]], variant: Variant) -> dict[str, Any]:
 
 def summary(images: dict[str, Any], key: str) -> dict[str, Any]:
     """Statistics over all masks of a variant."""
+    images = {name: one for name, one in images.items() if key in one}
     agreement = np.concatenate([one[key]["agreement"] for one in images.values()])
     before = np.concatenate([one[BASE.key]["truth"] for one in images.values()])
     after = np.concatenate([one[key]["truth"] for one in images.values()])
@@ -407,7 +421,7 @@ def put(args: argparse.Namespace, rows: Rows) -> None:
     quote(ROOT / "docs" / "results" / "sam2.md", "sam2", block(rows))
 
 
-STAGES = {"export": export, "pairs": pairs, "memory": memory, "gather": gather, "quote": put}
+STAGES = {"export": export, "pairs": pairs, "masks": masks, "memory": memory, "gather": gather, "quote": put}
 
 if __name__ == "__main__":
     main()
