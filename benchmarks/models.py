@@ -342,15 +342,28 @@ def main() -> None:
 def block(kept: Mapping[str, Any]) -> str:
     """The table of all stored models, followed by the conditions of the measurements."""
     known = [name for name in ROWS if name in kept]
-    foot: dict[str, list[str]] = {}
-    for name in known:
-        foot.setdefault(kept[name]["measured"], []).append(name)
-    which = {text: "" if len(foot) == 1 else f"{', '.join(names)}: " for text, names in foot.items()}
-    lines = [f"{which[text]}{text}." for text in foot]
-    rows = [cells(row) for name in known for row in kept[name]["rows"]]
+    current = [name for name in known if all("bf16_ms" in row for row in kept[name]["rows"])]
+    earlier = [name for name in known if name not in current]
     missing = [name for name in ROWS if name not in kept]
-    lines += [f"Not measured on this machine: {', '.join(missing)}."] if missing else []
-    return "\n".join([table(list(COLUMNS), rows), "", "Batch 1, PyTorch eager. " + " ".join(lines)])
+    text = section(kept, current)
+    text += [f"Not measured yet: {', '.join(missing)}."] if missing else []
+    if earlier:
+        text += ["**Rows of an earlier commit**, fp32 alone. They were not measured again since."]
+        text += section(kept, earlier)
+    return "\n\n".join(text)
+
+
+def section(kept: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The table of some models, and the conditions of their measurements."""
+    foot: dict[str, list[str]] = {}
+    for name in names:
+        foot.setdefault(kept[name]["measured"], []).append(name)
+    which = {text: "" if len(foot) == 1 else f"{', '.join(those)}: " for text, those in foot.items()}
+    lines = " ".join(f"{which[text]}{text}." for text in foot)
+    rows = [cells(row) for name in names for row in kept[name]["rows"]]
+    empty = [i for i in range(len(COLUMNS)) if not any(row[i] for row in rows)]
+    columns, *rows = ([x for i, x in enumerate(row) if i not in empty] for row in (list(COLUMNS), *rows))
+    return [table(columns, rows), f"Batch 1, PyTorch eager. {lines}"]
 
 
 def conditions(busy: bool) -> str:
