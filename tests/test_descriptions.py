@@ -190,7 +190,7 @@ def test_messages_name_the_argument() -> None:
     q, run = torch.zeros(1, 1, 17, 8), torch.ops.attendless
     with pytest.raises(UserError, match=r"foveal: k must be \[B, H, N, D\], got \[1, 17, 8\]"):
         run.foveal(q, q[0], q, None, None, LAYOUT, 1.0)
-    with pytest.raises(UserError, match=r"layout must be 8 integers from 0 to 16777216 \(height, .* order\), got \[4"):
+    with pytest.raises(UserError, match=r"layout must be 9 integers from 0 to 16777216 \(height, .* int8\), got \[4"):
         run.foveal(q, q, q, None, None, LAYOUT[:6], 1.0)
     with pytest.raises(UserError, match="every side must be at least 1"):
         run.foveal(q, q, q, None, None, [4, 4, 1, 2, 0, 0, 2, 1], 1.0)

@@ -192,8 +192,8 @@ def test_merge_reads_the_keys_of_a_packed_tensor(runtime: Runtime) -> None:
 LAYOUT = [4, 4, 1, 2, 2, 0, 2, 1]
 QKV = {key: torch.zeros(1, 2, 17, 8) for key in "qkv"}
 WRONG = {
-    "a layout of six": ("FovealAttention", QKV, {"layout": LAYOUT[:6]}, "layout must be 8 numbers, not 6"),
-    "no layout": ("FovealAttention", QKV, {}, "layout must be 8 numbers, not 0"),
+    "a layout of six": ("FovealAttention", QKV, {"layout": LAYOUT[:6]}, "layout must be 9 numbers, not 6"),
+    "no layout": ("FovealAttention", QKV, {}, "layout must be 9 numbers, not 0"),
     "a layout that is none": ("FovealAttention", QKV, {"layout": [4, 4, 1, 0, 2, 0, 2, 1]}, "must be at least 1"),
     "a budget of more cells than there are": ("FovealAttention", QKV, {"layout": [4, 4, 1, 2, 2, 0, 5, 1]}, "budget"),
     "a budget too small": ("FovealAttention", QKV, {"layout": [4, 4, 1, 2, 2, 0, 0, 1]}, "budget of 0 cells"),

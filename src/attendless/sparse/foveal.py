@@ -246,8 +246,9 @@ def levels(
     Patches differ from the mean of their coarse cell as they differ from the mean of their cell, and this mean from the
     other: H of the coarse cells is the sum of both.
     """
-    P, found = layout.prefix, list[Level]()
+    P = layout.prefix
     k, v, weight = k[:, :, P:], v[:, :, P:], _patch_weight(key_bias, P)
+    found: list[Level] = []
     turn: Tensor | None = None
     for size, count in layout.levels:
         block = block_of(layout, size, places)
