@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -168,15 +169,18 @@ def images(about: Description, data: str | Path, calibration: str | Path | None 
     return Images(about, Part(apart, spread(len(apart), CALIBRATION)), whole)
 
 
-def quantise(format: str, path: Path, batches: Calibration, how: Int8 = DEFAULT) -> None:
-    """Quantise a file in its place."""
+def quantise(format: str, path: Path, batches: Calibration, how: Int8 = DEFAULT, *, quiet: bool = False) -> None:
+    """Quantise a file in its place. `quiet`: without the progress bars of the tools, which go to standard error."""
     if not len(batches):
         raise UserError(
             f"{batches.available} images to calibrate on, and the file takes {batches.batch} at once: give more "
             "images, twice as many without --calibration"
         )
     tools = {"onnx": int8_onnx.quantise, "openvino": int8_openvino.quantise}
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():  # their bars and their advice
+    with (
+        contextlib.redirect_stdout(io.StringIO() if quiet else sys.stderr),
+        warnings.catch_warnings(),
+    ):  # their bars and their advice
         warnings.simplefilter("ignore")
         tools[format](path, batches, how)
 

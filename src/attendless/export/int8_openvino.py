@@ -1,11 +1,13 @@
 """int8 for OpenVINO: NNCF quantises a file, and single layers return to floating point without another calibration.
 
 A quantised layer is a MatMul or Convolution whose activations pass a FakeQuantize node. To return a layer to floating
-point, its product reads what enters that node, and takes its weights from the file before quantisation.
+point, its product reads what enters that node, and takes its weights from the file before quantisation. Another file
+with the same layers, such as the model with merged tokens, is quantised likewise with the ranges of the first.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Iterable
@@ -46,6 +48,77 @@ def quantise(path: Path, batches: Calibration, how: Int8) -> None:
             ),
         )
     _replace(path, quantised)
+
+
+def quantise_like(path: Path, quantised: Path, original: Path) -> bool:
+    """Quantise a file in its place with the ranges, weights and biases of another file, without a calibration.
+
+    Args:
+        path: a file in floating point, with the layers of `original` in another graph.
+        quantised, original: a file after and before quantisation.
+
+    Returns:
+        Whether each layer of the file is one of `original`, by its weights; if not, the file stays as it is.
+    """
+    model, theirs = read_with_kernels(path), read_with_kernels(quantised)
+    named = {layer_name(node): node for node in theirs.get_ops() if node.get_type_name() in _PRODUCTS}
+    known = {
+        _weights(node): named[layer_name(node)] for node in read_with_kernels(original).get_ops() if _is_layer(node)
+    }
+    layers = [node for node in model.get_ordered_ops() if _is_layer(node)]
+    found = [known.get(_weights(node)) for node in layers]
+    if not layers or not all(map(_same_rank, layers, found)):
+        return False
+    made: dict[Any, Any] = {}
+    for node, other in zip(layers, found, strict=True):
+        if not _is_quantised(other):
+            continue
+        source = node.input_value(0)
+        key = (source.get_node().get_friendly_name(), source.get_index(), _range_name(other))
+        if key not in made:  # layers that read the same values share one range
+            made[key] = _rounded(source, other.input_value(0))
+        node.input(0).replace_source_output(made[key])
+        node.input(1).replace_source_output(_copied(other.input_value(1)))
+        (added,), (bias,) = (list(one.output(0).get_target_inputs()) for one in (node, other))
+        if added.get_node().get_type_name() == "Add":
+            _put_bias(added.get_node(), bias.get_node())
+    _replace(path, model)
+    return True
+
+
+def _is_layer(node: Any) -> bool:
+    """Whether a node multiplies activations by weights."""
+    return node.get_type_name() in _PRODUCTS and node.input_value(1).get_node().get_type_name() == "Constant"
+
+
+def _weights(node: Any) -> bytes:
+    """A digest of a layer's weights, which tells it apart in graphs with other names."""
+    data = node.input_value(1).get_node().get_data()
+    return hashlib.blake2b(data.tobytes() + str(data.shape).encode(), digest_size=16).digest()
+
+
+def _same_rank(node: Any, other: Any | None) -> bool:
+    """Whether there is another layer whose constants fit the activations of a layer."""
+    return other is not None and len(node.get_output_shape(0)) == len(other.get_output_shape(0))
+
+
+def _range_name(node: Any) -> str:
+    return str(node.input_value(0).get_node().get_friendly_name())
+
+
+def _rounded(source: Any, theirs: Any) -> Any:
+    """`source`, scaled and rounded to 8 bits by copies of the nodes that end in `theirs`, a value of another model."""
+    opset, node = need("openvino", "openvino").opset13, theirs.get_node()
+    name, inputs = node.get_friendly_name(), [node.input_value(i) for i in range(node.get_input_size())]
+    if name.endswith(_SMOOTHED):
+        made = opset.multiply(_rounded(source, inputs[0]), _copied(inputs[1]))
+    elif node.get_type_name() == "FakeQuantize":
+        levels = node.get_attributes()["levels"]
+        made = opset.fake_quantize(_rounded(source, inputs[0]), *map(_copied, inputs[1:]), levels)
+    else:
+        return source
+    made.set_friendly_name(name)
+    return made.output(0)
 
 
 def layer_macs(path: Path) -> dict[str, int]:
@@ -98,11 +171,19 @@ def _put_bias(node: Any, before: Any) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """A constant of another model as one of this model."""
-    node = value.get_node()
-    if node.get_type_name() != "Constant":
-        return value
-    return need("openvino", "openvino").opset13.constant(node.get_data()).output(0)
+    """A constant of another model, or what is computed of constants alone, as one of this model."""
+    opset, node = need("openvino", "openvino").opset13, value.get_node()
+    inputs = [_copied(node.input_value(i)) for i in range(node.get_input_size())]
+    match node.get_type_name():
+        case "Constant":
+            return opset.constant(node.get_data()).output(0)
+        case "Convert":
+            return opset.convert(*inputs, value.get_element_type().get_type_name()).output(0)
+        case "Multiply":
+            return opset.multiply(*inputs).output(0)
+        case "Subtract":
+            return opset.subtract(*inputs).output(0)
+    return value
 
 
 def layer_name(node: Any) -> str:

@@ -59,6 +59,6 @@ def _exported(target: Target, module: nn.Module, x: Tensor) -> Call:
         target.module.write(traced_call(module.eval(), x, policy_of(target.format, target.kernels)), file)
         if target.precision == "int8":
             few = torch.randn(4 * len(x), *x.shape[1:], generator=torch.Generator().manual_seed(0))
-            quantise(target.format, file, TensorBatches(few, len(x)))
+            quantise(target.format, file, TensorBatches(few, len(x)), quiet=True)
         run = target.module.open_raw(file, floats=floats_of(target.format, target.precision))
     return partial(run, x.clone())

@@ -22,7 +22,7 @@ from .variants import Target, Variant
 #: Shares of the layers that return to floating point, one variant for each.
 _SHARES = (1 / 8, 1 / 4)
 #: The share of the budget for measuring single layers, and the images to measure on.
-_BUDGET, _LEAST, _MOST = 0.06, 8, 64
+_BUDGET, _LEAST, _MOST = 0.04, 8, 64
 
 
 def mixed_targets(session: Session, target: Target) -> list[Target]:

@@ -43,7 +43,7 @@ from .judge import UNCHANGED, logits
 from .optimized import Optimized
 from .outcomes import Parts
 from .pace import CALIBRATION, QUICK, Deadline, Pace, seconds_of
-from .rates import RATES, rate_specs
+from .rates import specs_of
 from .results import Setting
 from .resume_log import ResumeLog, digest_of
 from .scoring import Scoring
@@ -125,7 +125,7 @@ def optimize(
     deadline = Deadline(seconds)
     if batch < 1:
         raise UserError(f"batch={batch}: expected a batch size of 1 or more")
-    specs = rate_specs(attention, RATES) if attention != NONE else []
+    specs = specs_of(attention) if attention != NONE else []
     parse_tokens(tokens)  # raises before any work
     judging.check_images(images)
     check_finite(model.named_parameters(), "the model's weights are damaged")
@@ -158,6 +158,10 @@ def optimize(
     pace = Pace.of(seconds, per_image, quick, starting.most_images(outputs))
     calibration, choosing, fresh = map(evenly, parts, (pace.calibration, pace.choosing, pace.fresh))
     searched = evenly(calibration, pace.search)
+    if all(target.precision == EAGER.precision for target in where):  # PyTorch judges all
+        choosing = evenly(choosing, pace.in_pytorch or len(choosing))
+    # Folders are sorted by class; some steps take the first of these images.
+    choosing = choosing[torch.randperm(len(choosing), generator=torch.Generator().manual_seed(0))]
     search = Search(
         images=images[searched],
         batch=batch,
@@ -173,7 +177,12 @@ def optimize(
     if notes:  # PyTorch's other precisions are saved as checkpoints, which need a model that can be rebuilt
         where = [target for target in where if target.format or target.precision == EAGER.precision]
     workshop = Workshop(
-        original, lambda change: change.build(backbone), batch, images[calibration], folder / f"files-{log.key}"
+        original,
+        lambda change: change.build(backbone),
+        batch,
+        images[calibration],
+        folder / f"files-{log.key}",
+        calibrated=None if notes else Change(attention_of(original), readout=True),
     )
     if resume is None:  # the files last as long as the result
         weakref.finalize(workshop, shutil.rmtree, folder, ignore_errors=True)

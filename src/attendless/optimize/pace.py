@@ -15,6 +15,8 @@ QUICK = 50.0
 _PASSES = 130
 #: Proposals that are judged, about: of a search, and of the presets.
 _PROPOSALS, _PRESETS = 20, 6
+#: Forward passes of the original that running it and all files on an image takes the time of, about.
+_FILES = 4
 #: The most images to calibrate int8 on. The search takes its images from them.
 CALIBRATION = 300
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600}
@@ -37,6 +39,7 @@ class Pace:
     quick: whether proposals are presets rather than searched.
     calibration, search, choosing, fresh: images to calibrate int8 on, for the search, which takes them from those, for
         the choice, and for the final judgement.
+    in_pytorch: those of the choice on which PyTorch runs each proposal; 0: all. Files are several times as fast.
     points: points on each curve of the search.
     candidates: changes that are prepared and timed in each of the `targets` fastest targets.
     timing: seconds of timing for each variant.
@@ -51,6 +54,7 @@ class Pace:
     targets: int
     candidates: int
     timing: float
+    in_pytorch: int = 0
 
     @classmethod
     def timing_alone(cls, timing: float) -> Pace:
@@ -83,11 +87,12 @@ class Pace:
             quick=False,
             calibration=images(0.1, 3, 32, CALIBRATION),
             search=images(0.25, _PASSES, 4, 64),
-            choosing=images(0.2, _PROPOSALS, 16, 1000),
+            choosing=images(0.15, _FILES, 16, 1000),
+            in_pytorch=images(0.2, _PROPOSALS, 16, 1000),
             fresh=images(0.1, 2, 16, 5000),
             points=6 if budget < 600 else 8,
             targets=2 if budget < 600 else 3,
-            candidates=3 if budget < 600 else 4,
+            candidates=5 if budget < 600 else 7,
             timing=max(0.1, min(6.0, budget / 200)),
         )
 

@@ -9,10 +9,11 @@ from typing import TypeVar
 from torch import nn
 
 from ..attention import Spec
-from ..backbones import is_backbone
+from ..backbones import Backbone, is_backbone
 from ..errors import UserError
 from ..measure.subject import attention_of
 from ..tokens import NONE, parse_tokens, reducers
+from .block_times import block_rows
 from .candidates import Change, with_tokens
 from .goals import Goal
 from .rates import attention_and_layers, rate_mixes
@@ -20,6 +21,8 @@ from .schedules import Schedule, schedules, space_of, why_not
 from .search import Search
 
 T = TypeVar("T")
+#: The schedules that get another attention in the layers with at least this share of the tokens.
+_DENSE, _MOST = 4, 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +66,42 @@ def propose(
                 raise
             notes.append(f"{specs[0].name} was not tried together with token reduction: {error}")
             break
+        if len(mixes) == 1 and not base.tokens:  # what saves no time on all tokens saves none on fewer
+            notes.append(f"{specs[0].name} saves no time at this number of tokens")
+            break
         for mix, saved in mixes[1:]:
             change = Change(*attention_and_layers(reduced, specs, mix), base.tokens)
             proposals.append(Proposal(change, found[0].ms - base.ms + saved))
+        if not base.tokens and reduce and is_backbone(backbone):
+            proposals += in_full_layers(backbone, specs, mixes[1:], found, goal)
     return proposals, tuple(notes)
+
+
+def in_full_layers(
+    backbone: Backbone,
+    specs: Sequence[Spec],
+    mixes: Sequence[tuple[list[int], float]],
+    found: Sequence[Schedule],
+    goal: Goal,
+) -> list[Proposal]:
+    """The fastest schedules within the goal, with the attention of a mix in the layers that most tokens enter.
+
+    There a sparse attention saves most. `mixes` were searched on all tokens; nothing is measured here.
+    """
+    ranked = sorted(mixes, key=lambda one: one[1])
+    mixes = [ranked[i] for i in sorted({len(ranked) - 1, 2 * len(ranked) // 3})] if ranked else []
+    within = [one for one in found[1:] if one.drop <= (goal.bound if goal.bound is not None else goal.reach)]
+    made = []
+    for one in within[-_DENSE:]:
+        patches = [row.grid.patches for row in block_rows(with_tokens(backbone, one.tokens))]
+        layers = [i for i, count in enumerate(patches) if count >= _MOST * patches[0]]
+        for mix, saved in mixes:
+            part = [chosen if i in layers else 0 for i, chosen in enumerate(mix)]
+            if any(part):
+                change = Change(*attention_and_layers(backbone, specs, part), one.tokens)
+                share = sum(map(bool, part)) / sum(map(bool, mix))
+                made.append(Proposal(change, found[0].ms - one.ms + saved * share))
+    return made
 
 
 def _taken_as_given(tokens: str) -> list[str]:

@@ -71,13 +71,15 @@ class Scoring:
         right = self.accuracy if self.accuracy is not None else self.top1(original.argmax(-1))
         confidence = judging.temperature(original, right) if right is not None and 0 < right < 100 else 1.0
         belief = original / confidence
-        cost = judging.flip_cost(belief, [judging.losses(belief, torch.tensor(one)) for one in readings])
+        cost = judging.flip_cost(belief, [judging.losses(belief[: len(one)], torch.tensor(one)) for one in readings])
         return dataclasses.replace(self, confidence=confidence, cost=cost)
 
     def judge(self, original: Tensor, reading: list[Any], *, labelled: bool = False) -> Judgement:
-        """The drop against the original. `labelled`: by the labels if there are any, rather than by confidence."""
+        """The drop against the original, on the first images if fewer were read. `labelled`: by the labels if there are
+        any, rather than by confidence."""
+        original = original[: len(reading)]
         if self.metric is not None:
-            return _by_scores(self.before, reading)
+            return _by_scores(self.before[: len(reading)], reading)
         given = torch.tensor(reading)
         if not labelled or self.labels is None:
             return judging.judge(original / self.confidence, given, self.cost)

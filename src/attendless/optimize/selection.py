@@ -33,6 +33,8 @@ _LONG = 300
 _REDUCER = "rank"
 #: What a quick search tries beside the presets: the shares of the tokens that are left in the end.
 _KEPT = (0.4, 0.6, 0.75)
+#: Changes with up to so many times the harm that the goal leaves are tried too.
+_BEYOND = 1.5
 #: How proposals are named in the log.
 _LOGGED = "proposals within"
 #: Unmodified variants in the final benchmark; twice as many others.
@@ -130,7 +132,7 @@ def promising(session: Session) -> list[Target]:
 
 
 def nearest(session: Session, proposals: Sequence[Proposal], target: Target) -> list[Change]:
-    """The changes to try in a target: those that should be fastest within the goal, and one just beyond it."""
+    """The changes to try in a target: those that should be fastest within the goal, and some beyond it."""
     goal = session.goal
     judged = session.judgements()
     known = [one for one in proposals if Variant(one.change, EAGER) in judged]
@@ -160,8 +162,8 @@ def _by_goal(
     harm: Callable[[Proposal], float],
     saved: Callable[[Proposal], float],
 ) -> list[Proposal]:
-    """Of the changes that no other beats in both harm and saved time: those within the goal, fastest first, after one
-    just beyond it."""
+    """Of the changes that no other beats in both harm and saved time: those nearest to the goal, in turns within and
+    beyond it."""
     front = [
         one
         for one in sorted(known, key=lambda one: (-saved(one), harm(one)))
@@ -173,8 +175,9 @@ def _by_goal(
     at_rest = [c for c in session.outcomes() if c.target == target and not c.variant.change]
     left = bound - sum(session.goal.harm(c) for c in at_rest)
     within = [one for one in front if harm(one) <= left]
-    beyond = [one for one in front if left < harm(one) <= 1.3 * left]
-    return [*within[:1], *beyond[-1:], *within[1:]]
+    beyond = [one for one in front if left < harm(one) <= _BEYOND * left]
+    turns = zip_longest(within, beyond[::-1])  # harm is known from few images, and that of two changes seldom adds up
+    return [one for pair in turns for one in pair if one is not None]
 
 
 def finalists(session: Session) -> list[Variant]:

@@ -81,18 +81,24 @@ class Session:
         done = list[Variant]()
         if not variants:
             return done
-        with self.search.progress(f"judging {len(variants)} on {len(self.images)} images", len(variants)) as step:
+        most = max(map(self._count, variants))
+        with self.search.progress(f"judging {len(variants)} on {most} images", len(variants)) as step:
             for variant in variants:
                 with self._left_out(variant):
-                    name = f"predictions and divergence of {_name(variant)}, choosing {len(self.images)}"
+                    name = f"predictions and divergence of {_name(variant)}, choosing {self._count(variant)}"
                     self.readings[variant] = self.search.log.get(name, partial(self._read, variant))
                     done.append(variant)
                 step(1)
         return done
 
     def _read(self, variant: Variant) -> tuple[list[Any], float]:
-        run, scoring = self.prepare(variant).run, self.uncalibrated
-        return read_one(run, self.images, self.belief, str(variant), lambda done: None, scoring.read, scoring.distance)
+        run, scoring, count = self.prepare(variant).run, self.uncalibrated, self._count(variant)
+        images, belief = self.images[:count], self.belief[:count]
+        return read_one(run, images, belief, str(variant), lambda done: None, scoring.read, scoring.distance)
+
+    def _count(self, variant: Variant) -> int:
+        """The number of images on which a variant is read: the first ones, if PyTorch runs it."""
+        return len(self.images[: (not variant.target.format and self.pace.in_pytorch) or None])
 
     def time(self, variants: Sequence[Variant], stage: str = "timing") -> None:
         """Time variants, by default the original alone, in one benchmark, interleaved with the original model.
