@@ -156,7 +156,7 @@ def block(found: dict[str, Any]) -> str:
         f"{found['runs'][0]['goal']['max_drop']:g} percentage point. The chosen file is bold; its top-1 is that on "
         f"{' and '.join(f'{count:,}' for count in sorted(images))} ImageNet images that `optimize` did not see "
         "(the weights were trained at 224 px). "
-        "–: not measured, because this CPU has no bf16 instructions or a first timing in int8 was slower than fp32. "
+        "–: not tried; `optimize` changes attention and tokens in the precisions that are fastest without a change. "
         f"{stamp_line(found['runs'][-1]['stamp'])}. [Every variant](docs/results/front-page.json)."
     )
     return "\n".join([*lines, "", about])

@@ -17,6 +17,7 @@ from attendless.export import int8_onnx, int8_openvino, openvino
 from attendless.export.exporting import write
 from attendless.export.int8 import TensorBatches, quantise
 from attendless.export.int8_settings import Int8
+from attendless.integrations.rebuild.copying import backbone_copy
 from attendless.measure import precision
 from attendless.optimize import int8_layers, session
 from attendless.optimize.candidates import Change
@@ -98,6 +99,32 @@ def test_layers_return_to_floating_point(model: nn.Module, images: Tensor, tmp_p
     assert far(int8_openvino.open_reverted(file, original, macs)) < 1e-4
     int8_openvino.to_floats(file, original, names[:4])
     assert set(int8_openvino.layer_macs(file)) == set(macs) - set(names[:4])
+
+
+def test_a_file_takes_the_ranges_of_another_with_the_same_layers(
+    model: nn.Module, images: Tensor, tmp_path: Path
+) -> None:
+    pytest.importorskip("nncf")
+    backbone = backbone_copy(model).eval()
+    changes = {"exact": Change("full", readout=True), "merged": Change("full", (), "rank:r=4")}
+    for name, change in changes.items():
+        (tmp_path / name).mkdir()
+        write(change.build(backbone).eval(), tmp_path / name / "model.xml", batch=1, format="openvino")
+        shutil.copytree(tmp_path / name, tmp_path / f"{name} int8")
+    calibrated, file = (tmp_path / f"{name} int8" / "model.xml" for name in changes)
+    quantise("openvino", calibrated, TensorBatches(images[:4], 1), quiet=True)
+    assert int8_openvino.quantise_like(file, calibrated, tmp_path / "exact" / "model.xml")
+    assert len(int8_openvino.layer_macs(file)) == len(int8_openvino.layer_macs(calibrated))
+    wide, low = (openvino.open_raw(one)(images[:1])[0] for one in (tmp_path / "merged" / "model.xml", file))
+    assert 1e-4 < float((wide - low).abs().max()) < 0.1 * float(wide.abs().max())
+
+    other = tmp_path / "other" / "model.xml"
+    other.parent.mkdir()
+    torch.manual_seed(1)
+    write(attendless.open_model(NAME, num_classes=3).eval(), other, batch=1, format="openvino")
+    before = other.read_bytes()
+    assert not int8_openvino.quantise_like(other, calibrated, tmp_path / "exact" / "model.xml")
+    assert other.read_bytes() == before, "layers with other weights"
 
 
 def test_onnx_leaves_layers_out_by_name(

@@ -66,7 +66,7 @@ def quantise_like(path: Path, quantised: Path, original: Path) -> bool:
         _weights(node): named[layer_name(node)] for node in read_with_kernels(original).get_ops() if _is_layer(node)
     }
     layers = [node for node in model.get_ordered_ops() if _is_layer(node)]
-    found = [known.get(_weights(node)) for node in layers]
+    found: list[Any] = [known.get(_weights(node)) for node in layers]
     if not layers or not all(map(_same_rank, layers, found)):
         return False
     made: dict[Any, Any] = {}

@@ -55,7 +55,7 @@ def propose(
         for one in evenly_chosen(found, 2 * search.points)
     ]
     for base in bases(found, goal) if specs else ():
-        if search.expired():
+        if search.expired() and base.tokens:
             notes.append(f"{specs[0].name} was not tried on every schedule: the time budget was used up")
             break
         reduced = with_tokens(backbone, base.tokens) if base.tokens else backbone
