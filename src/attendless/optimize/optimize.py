@@ -55,8 +55,8 @@ from .variants import EAGER, Variant, Workshop, targets
 _BASELINES, _CANDIDATES = 0.35, 0.8
 #: The share of the budget after which the search of changes ends early.
 _SEARCH = 0.5
-#: Changes that each promising target is tried with, whatever the time: the fastest unmodified variant may be slow to
-#: prepare (int8), and another target the fastest with a change.
+#: Changes that each promising target is tried with at once, whatever the time the first ones, and the second ones if
+#: none of the first is within the goal. The harm of those tried tells which to try next.
 _TRIED = 2
 
 
@@ -202,9 +202,15 @@ def optimize(
         found = selection.proposals(backbone, specs, tokens, session) if not notes else []
         session.read([Variant(one.change, EAGER) for one in found])
         for target in selection.promising(session):
-            changes = selection.nearest(session, found, target)
-            session.measure([Variant(c, target) for c in changes], _CANDIDATES, at_least=_TRIED)
-            session.release()
+            tried, at_once = list[Variant](), pace.candidates if goal.bound is None else _TRIED
+            while len(tried) < pace.candidates:
+                changes = selection.nearest(session, found, target, [one.change for one in tried])[:at_once]
+                if not changes:
+                    break
+                needed = _TRIED if len(tried) < 2 * _TRIED and not selection.reached(session, tried) else 0
+                tried += (variants := [Variant(change, target) for change in changes])
+                session.measure(variants, _CANDIDATES, at_least=needed)
+                session.release()
         if finalists := selection.finalists(session):
             session.time(finalists, "final timing")
     except KeyboardInterrupt:

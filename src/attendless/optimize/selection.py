@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -35,6 +35,10 @@ _REDUCER = "rank"
 _KEPT = (0.4, 0.6, 0.75)
 #: Changes with up to so many times the harm that the goal leaves are tried too.
 _BEYOND = 1.5
+#: Between these, harm in a target is taken to be a multiple of that in fp32.
+_FACTORS = (0.5, 4.0)
+#: The most proposals of a search that are judged, and the share that they save, at least, of what the fastest saves.
+_JUDGED, _SAVED = 16, 0.3
 #: How proposals are named in the log.
 _LOGGED = "proposals within"
 #: Unmodified variants in the final benchmark; twice as many others.
@@ -70,7 +74,12 @@ def proposals(backbone: nn.Module, specs: Sequence[Spec], tokens: str, session: 
         lambda: _searched(backbone, specs, tokens, session),
     )
     session.notes += logged["notes"]
-    return [*found, *_proposals(logged)]
+    searched = _proposals(logged)
+    if session.goal.bound is not None:  # mild changes are within the goal and slow
+        least = _SAVED * max((one.saved_ms for one in searched), default=0.0)
+        ranked = sorted((one for one in searched if one.saved_ms >= least), key=lambda one: one.saved_ms)
+        searched = evenly_chosen(ranked, _JUDGED)
+    return [*found, *searched]
 
 
 def _known(session: Session, own: str, depth: int, reducible: bool) -> list[Proposal]:
@@ -131,8 +140,16 @@ def promising(session: Session) -> list[Target]:
     return [c.target for c in sorted(fitting, key=lambda c: -c.speedup)][: session.pace.targets]
 
 
-def nearest(session: Session, proposals: Sequence[Proposal], target: Target) -> list[Change]:
-    """The changes to try in a target: those that should be fastest within the goal, and some beyond it."""
+def reached(session: Session, variants: Sequence[Variant]) -> bool:
+    """Whether one of the variants that were tried is within the goal."""
+    return any(session.goal.fits(c) for c in session.outcomes() if c.variant in variants)
+
+
+def nearest(
+    session: Session, proposals: Sequence[Proposal], target: Target, tried: Sequence[Change] = ()
+) -> list[Change]:
+    """The changes to try next in a target after `tried`: those that should be fastest within the goal, and some beyond
+    it."""
     goal = session.goal
     judged = session.judgements()
     known = [one for one in proposals if Variant(one.change, EAGER) in judged]
@@ -150,14 +167,32 @@ def nearest(session: Session, proposals: Sequence[Proposal], target: Target) -> 
     predicted: list[Callable[[Proposal], float]] = [fewer.__getitem__]
     if any(one.saved_ms for one in known):
         predicted.insert(0, lambda one: one.saved_ms)
-    ranked = [_by_goal(session, target, known, harm, saved) for saved in predicted]
+    left = _left(session, target, {one.change: harm(one) for one in known})
+    known = [one for one in known if one.change not in tried]
+    ranked = [_by_goal(session, left, known, harm, saved) for saved in predicted]
     turns = [one for pair in zip_longest(*ranked) for one in pair if one is not None]
-    return [one.change for one in dict.fromkeys(turns)][: session.pace.candidates]
+    return [one.change for one in dict.fromkeys(turns)]
+
+
+def _left(session: Session, target: Target, harms: Mapping[Change, float]) -> float | None:
+    """The harm of a change in fp32 with which it should just meet the goal in a target; None without a bound.
+
+    The harms of a precision and of a change add up, until changes that were tried in the target tell how they combine.
+    """
+    if session.goal.bound is None:
+        return None
+    there = [c for c in session.outcomes() if c.target == target]
+    at_rest = sum(session.goal.harm(c) for c in there if not c.variant.change)
+    tried = [c for c in there if harms.get(c.variant.change, 0.0) > 0]
+    alone = sum(harms[c.variant.change] for c in tried)
+    added = sum(session.goal.harm(c) - at_rest for c in tried)
+    factor = min(max(added / alone, _FACTORS[0]), _FACTORS[1]) if tried else 1.0
+    return (session.goal.bound - at_rest) / factor
 
 
 def _by_goal(
     session: Session,
-    target: Target,
+    left: float | None,
     known: Sequence[Proposal],
     harm: Callable[[Proposal], float],
     saved: Callable[[Proposal], float],
@@ -169,11 +204,8 @@ def _by_goal(
         for one in sorted(known, key=lambda one: (-saved(one), harm(one)))
         if not any(saved(other) >= saved(one) and harm(other) < harm(one) for other in known)
     ]
-    bound = session.goal.bound
-    if bound is None:
+    if left is None:
         return evenly_chosen(front, session.pace.candidates)
-    at_rest = [c for c in session.outcomes() if c.target == target and not c.variant.change]
-    left = bound - sum(session.goal.harm(c) for c in at_rest)
     within = [one for one in front if harm(one) <= left]
     beyond = [one for one in front if left < harm(one) <= _BEYOND * left]
     turns = zip_longest(within, beyond[::-1])  # harm is known from few images, and that of two changes seldom adds up
