@@ -101,7 +101,7 @@ def main() -> None:
     print(block({"": found}))
     write_json(options.json, found)
     if options.publish:
-        publish("growth", machine["torch_capability"], found)
+        publish("growth", machine, found)
     if failed:
         sys.exit(f"not linear, or slower than full attention: {', '.join(failed)}")
 

@@ -119,7 +119,7 @@ def main() -> None:
     found = {"stamp": stamp(), "isa": native.instruction_set(), "rows": rows}
     print(section(found))
     if arguments.publish:
-        publish("precision", found["stamp"]["torch_capability"], found)
+        publish("precision", found["stamp"], found)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,12 +49,12 @@ def main() -> None:
         quote(ROOT / page, place, block_of(name)(json.loads((ROOT / results).read_text())))
 
 
-def publish(name: str, machine: str, found: Any) -> None:
-    """Put what a benchmark found on one kind of machine into its results file, and its table into the page."""
+def publish(name: str, stamp: Mapping[str, Any], found: Any) -> None:
+    """Put what a benchmark found on one kind of CPU into its results file, and its table into the page."""
     results, page, place = QUOTES[name]
     path = ROOT / results
     known = json.loads(path.read_text()) if path.is_file() else {}
-    known[machine] = found
+    known[f"{stamp['cpu']}, {stamp['torch_capability']}"] = found
     write_text(path, json.dumps(known, indent=1) + "\n")
     quote(ROOT / page, place, block_of(name)(known))
 

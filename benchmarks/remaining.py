@@ -37,7 +37,7 @@ def main() -> None:
     found = {"stamp": stamp(), "rows": rows}
     print(block({"": found}))
     if args.publish:
-        publish("remaining", found["stamp"]["torch_capability"], found)
+        publish("remaining", found["stamp"], found)
 
 
 def block(found: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ def main() -> None:
     found = [json.loads(path.read_text()) for path in parser.parse_args().files]
     rows = [{name: row[name] for name in (*KEPT, "eager_speedup")} for one in found for row in one["rows"]]
     machine = found[-1]["stamp"]
-    publish("runtimes", machine["torch_capability"], {"stamp": machine, "rows": rows})
+    publish("runtimes", machine, {"stamp": machine, "rows": rows})
 
 
 def block(found: Mapping[str, Any]) -> str:

@@ -82,8 +82,12 @@ def instructions() -> frozenset[str]:
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
-    """The processor's name and the instruction sets that the system reports (on Linux; elsewhere only the name)."""
+    """The processor's name and the instruction sets that the system reports (on Linux; elsewhere only the name).
+
+    Virtual machines shorten the name, so the family and model number that tell generations apart are added.
+    """
     name, flags = platform.processor() or platform.machine(), frozenset[str]()
+    generation = dict[str, str]()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -92,9 +96,12 @@ def _cpu() -> tuple[str, frozenset[str]]:
         key, _, value = (part.strip() for part in line.partition(":"))
         if key == "model name":
             name = value
+        elif key in ("cpu family", "model"):
+            generation[key.removeprefix("cpu ")] = value
         elif key in ("flags", "Features"):
             flags = frozenset(value.split())
-    return name, flags
+    about = ", ".join(f"{key} {value}" for key, value in generation.items())
+    return (f"{name} ({about})" if about else name), flags
 
 
 def cores() -> int:
