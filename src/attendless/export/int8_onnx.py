@@ -40,7 +40,6 @@ def quantise(path: Path, batches: Calibration, how: Int8) -> None:
             Reader(),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["MatMul", "Gemm", "Conv"],
-            nodes_to_exclude=list(how.floats),
             per_channel=True,
             reduce_range=saturates(),
             activation_type=QuantType.QUInt8,

@@ -1,8 +1,12 @@
-"""int8 for OpenVINO: NNCF quantises a file, and single layers return to floating point without another calibration.
+"""int8 for OpenVINO: NNCF quantises a file by calibration, and some layers are quantised at run time instead.
 
-A quantised layer is a MatMul or Convolution whose activations pass a FakeQuantize node. To return a layer to floating
-point, its product reads what enters that node, and takes its weights from the file before quantisation. Another file
-with the same layers, such as the model with merged tokens, is quantised likewise with the ranges of the first.
+Static: the activations of a MatMul or Convolution pass a FakeQuantize node, whose range comes from calibration images.
+Dynamic: the weights of a MatMul are int8 with a scale for each output channel. OpenVINO then quantises the activations
+    at run time, with a scale for each group of `GROUP` channels of a token. CPUs without VNNI compute in fp32 or bf16.
+
+Layers that read an activation function are dynamic from the start. `make_dynamic` makes other layers dynamic without
+another calibration. `quantise_like` quantises a file with the same layers, such as the model with merged tokens, with
+the ranges of the first.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ..measure.precision import saturates
 from .int8_settings import Calibration, Int8
 from .openvino import Run, opened, read_with_kernels
@@ -21,6 +27,8 @@ from .openvino_core import signal_stack_kept
 from .packages import need
 
 _PRODUCTS = ("MatMul", "Convolution")
+#: Activation functions, as OpenVINO names them.
+_FUNCTIONS = ("Gelu", "Relu", "Swish", "HSwish", "Mish")
 #: How NNCF names the nodes that scale activations before quantisation.
 _SMOOTHED = "/nncf_smooth_quant"
 
@@ -33,7 +41,6 @@ def quantise(path: Path, batches: Calibration, how: Int8) -> None:
     others = sorted({node.get_type_name() for node in model.get_ops()} - {*_PRODUCTS, "Constant"})
     # Products of two activations are the attention's, those with a constant the layers'.
     inner = [node.get_friendly_name() for node in model.get_ops() if _of_activations(node)]
-    left = [node.get_friendly_name() for node in model.get_ops() if layer_name(node) in how.floats]
     with signal_stack_kept():
         quantised = nncf.quantize(
             model,
@@ -41,12 +48,14 @@ def quantise(path: Path, batches: Calibration, how: Int8) -> None:
             preset=nncf.QuantizationPreset.MIXED,
             model_type=nncf.ModelType.TRANSFORMER,
             subset_size=len(batches),
-            ignored_scope=nncf.IgnoredScope(names=inner + left, types=others, validate=False),
+            ignored_scope=nncf.IgnoredScope(names=inner, types=others, validate=False),
             advanced_parameters=nncf.AdvancedQuantizationParameters(
                 smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=how.smooth),
                 overflow_fix=nncf.OverflowFix.ENABLE if saturates() else nncf.OverflowFix.DISABLE,
             ),
         )
+    if how.dynamic:
+        _dynamic(quantised, model, {layer_name(node) for node in model.get_ops() if _reads_function(node)})
     _replace(path, quantised)
 
 
@@ -71,13 +80,12 @@ def quantise_like(path: Path, quantised: Path, original: Path) -> bool:
         return False
     made: dict[Any, Any] = {}
     for node, other in zip(layers, found, strict=True):
-        if not _is_quantised(other):
-            continue
-        source = node.input_value(0)
-        key = (source.get_node().get_friendly_name(), source.get_index(), _range_name(other))
-        if key not in made:  # layers that read the same values share one range
-            made[key] = _rounded(source, other.input_value(0))
-        node.input(0).replace_source_output(made[key])
+        if _is_static(other):
+            source = node.input_value(0)
+            key = (source.get_node().get_friendly_name(), source.get_index(), _range_name(other))
+            if key not in made:  # layers that read the same values share one range
+                made[key] = _rounded(source, other.input_value(0))
+            node.input(0).replace_source_output(made[key])
         node.input(1).replace_source_output(_copied(other.input_value(1)))
         (added,), (bias,) = (list(one.output(0).get_target_inputs()) for one in (node, other))
         if added.get_node().get_type_name() == "Add":
@@ -122,46 +130,67 @@ def _rounded(source: Any, theirs: Any) -> Any:
 
 
 def layer_macs(path: Path) -> dict[str, int]:
-    """The multiply-accumulates of each layer of a file that computes in int8, in order of execution."""
+    """The multiply-accumulates of each layer of a file that is quantised by calibration, in order of execution."""
     found = {}
     for node in read_with_kernels(path).get_ordered_ops():
-        if _is_quantised(node):
+        if _is_static(node):
             outputs, weights = list(node.get_output_shape(0)), list(node.get_input_shape(1))
             channels = outputs[1 if node.get_type_name() == "Convolution" else -1]
             found[layer_name(node)] = math.prod(outputs) * math.prod(weights) // channels
     return found
 
 
-def open_reverted(path: Path, original: Path, names: Iterable[str], floats: str = "fp32") -> Run:
-    """A quantised file with some of its layers in floating point; no file is written."""
+def open_dynamic(path: Path, original: Path, names: Iterable[str], floats: str = "fp32") -> Run:
+    """A quantised file with some more layers dynamic; no file is written."""
     model = read_with_kernels(path)
-    revert(model, read_with_kernels(original), set(names))
+    _dynamic(model, read_with_kernels(original), set(names))
     return opened(model, floats=floats)
 
 
-def to_floats(path: Path, original: Path, names: Iterable[str]) -> None:
-    """Return layers of a quantised file to floating point, in its place. `original` is the file before quantisation."""
+def make_dynamic(path: Path, original: Path, names: Iterable[str]) -> None:
+    """Make layers of a quantised file dynamic, in its place. `original` is the file before quantisation."""
     model = read_with_kernels(path)
-    revert(model, read_with_kernels(original), set(names))
+    _dynamic(model, read_with_kernels(original), set(names))
     _replace(path, model)
 
 
-def revert(model: Any, original: Any, names: set[str]) -> None:
-    """Return layers of a quantised model to floating point, with the weights and biases of the original model."""
+def _dynamic(model: Any, original: Any, names: set[str]) -> None:
+    """Make layers of a quantised model dynamic, with the weights and biases of the original model.
+
+    A convolution returns to floating point.
+    """
     known = {layer_name(node): node for node in original.get_ops() if node.get_type_name() in _PRODUCTS}
     for node in model.get_ordered_ops():
-        if not _is_quantised(node) or layer_name(node) not in names:
+        if not _is_static(node) or layer_name(node) not in names:
             continue
         before = known[layer_name(node)]
         source = node.input_value(0).get_node().input_value(0)
         while source.get_node().get_friendly_name().endswith(_SMOOTHED):
             source = source.get_node().input_value(0)
         node.input(0).replace_source_output(source)
-        node.input(1).replace_source_output(_copied(before.input_value(1)))
+        node.input(1).replace_source_output(_int8_weights(before.input_value(1).get_node(), node))
         # The quantiser corrects biases for the error of the layer.
         (added,), (bias,) = (list(one.output(0).get_target_inputs()) for one in (node, before))
         if added.get_node().get_type_name() == "Add":
             _put_bias(added.get_node(), bias.get_node())
+
+
+def _int8_weights(constant: Any, node: Any) -> Any:
+    """Weights as int8 times a scale for each output channel, if OpenVINO quantises the inputs of a node at run time;
+    otherwise the weights as they are."""
+    opset, weights = need("openvino", "openvino").opset13, constant.get_data()
+    if node.get_type_name() != "MatMul":
+        return opset.constant(weights).output(0)
+    inputs = -1 if node.get_attributes()["transpose_b"] else -2
+    scale = np.maximum(np.abs(weights).max(axis=inputs, keepdims=True), 1e-12) / 127
+    low = opset.convert(opset.constant(np.rint(weights / scale).astype(np.int8)), "f32")
+    return opset.multiply(low, opset.constant(scale.astype(np.float32))).output(0)
+
+
+def _reads_function(node: Any) -> bool:
+    """Whether a node multiplies the outputs of an activation function by weights."""
+    read = node.input_value(0).get_node().get_type_name() if node.get_type_name() == "MatMul" else ""
+    return read in _FUNCTIONS and _is_layer(node)
 
 
 def _put_bias(node: Any, before: Any) -> None:
@@ -191,7 +220,8 @@ def layer_name(node: Any) -> str:
     return str(node.get_friendly_name()).removesuffix("/WithoutBiases")
 
 
-def _is_quantised(node: Any) -> bool:
+def _is_static(node: Any) -> bool:
+    """Whether the activations of a node are quantised by calibration."""
     kind = node.get_type_name()
     return kind in _PRODUCTS and node.input_value(0).get_node().get_type_name() == "FakeQuantize"
 

@@ -13,11 +13,12 @@ class Int8:
 
     smooth: how much of the range of activations moves into the weights before quantisation, from 0 to 1 (the alpha of
         SmoothQuant, in OpenVINO). At 0.8, DeiT-Tiny's predictions change less than at NNCF's default of 0.95.
-    floats: names of layers that stay in floating point, such as `blocks.3.mlp.fc2`.
+    dynamic: quantise the layers that read an activation function, such as the second layer of an MLP, at run time (in
+        OpenVINO). Their inputs have few large values, which a scale from calibration cuts off or resolves badly.
     """
 
     smooth: float = 0.8
-    floats: tuple[str, ...] = ()
+    dynamic: bool = True
 
 
 class Calibration(Protocol):

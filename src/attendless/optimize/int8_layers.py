@@ -1,9 +1,10 @@
-"""Which layers of an int8 file should stay in floating point: those where int8 costs most accuracy per millisecond.
+"""Which layers of an int8 file should be dynamic: those whose calibrated range costs most accuracy per millisecond.
 
-For each layer, the distance from the original's outputs is measured with that layer alone back in floating point. The
-time that a layer gains by int8 is proportional to its multiply-accumulates. Layers return to floating point in the
-order of recovered distance per saved time. NNCF's accuracy control works alike, with a metric in place of the distance,
-which is known much more precisely from few images.
+A dynamic layer is quantised at run time, which is more accurate and slower (`export/int8_openvino.py`). For each layer,
+the distance from the original's outputs is measured with that layer alone made dynamic. The time that this costs is
+proportional to the layer's multiply-accumulates. Layers become dynamic in the order of recovered distance per time.
+NNCF's accuracy control returns layers to floating point in the same way, with a metric in place of the distance, which
+is known much more precisely from few images.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ from torch import Tensor
 
 from ..export.exporting import floats_of
 from ..export.file_model import FileModel
-from ..export.int8_openvino import layer_macs, open_reverted
+from ..export.int8_openvino import layer_macs, open_dynamic
 from .measuring import read_one
 from .session import Session
 from .variants import Target, Variant
 
-#: Shares of the layers that return to floating point, one variant for each.
+#: Shares of the layers that become dynamic, one variant for each.
 _SHARES = (1 / 8, 1 / 4)
 #: The share of the budget for measuring single layers, and the images to measure on.
 _BUDGET, _LEAST, _MOST = 0.04, 8, 64
 
 
 def mixed_targets(session: Session, target: Target) -> list[Target]:
-    """Targets that differ from an int8 target by layers in floating point, few first."""
+    """Targets that differ from an int8 target by dynamic layers, few first."""
     variant = Variant(session.original.change, target)
     found = session.search.log.get(f"distance by layers of {variant}", partial(_measure, session, variant))
     order = sorted((gain / macs, name) for name, gain, macs in found if gain > 0)
@@ -36,7 +37,7 @@ def mixed_targets(session: Session, target: Target) -> list[Target]:
 
 
 def _measure(session: Session, variant: Variant) -> list[tuple[str, float, int]]:
-    """For each layer: its name, how much of the distance its return recovers, and its multiply-accumulates."""
+    """For each layer: its name, how much of the distance it recovers, and its multiply-accumulates."""
     assert variant.source is not None
     file, original = session.workshop.file(variant), session.workshop.file(variant.source)
     macs = layer_macs(file)
@@ -48,7 +49,7 @@ def _measure(session: Session, variant: Variant) -> list[tuple[str, float, int]]
     about = session.workshop.describe(variant)
 
     def distance(names: list[str]) -> float:
-        run = FileModel(open_reverted(file, original, names, floats), about)
+        run = FileModel(open_dynamic(file, original, names, floats), about)
         return read_one(run, images, belief, str(variant), lambda done: None, _nothing, session.uncalibrated.distance)[
             1
         ]

@@ -44,7 +44,7 @@ class Outcome(Point):
         return {
             "runtime": self.target.runtime,
             "precision": self.target.precision,
-            "float_layers": list(self.target.floats),
+            "dynamic_layers": list(self.target.dynamic),
             "attention": change.attention,
             "layers": list(change.layers),
             "tokens_spec": change.tokens or None,

@@ -139,7 +139,7 @@ class Session:
 
     def pays(self, variant: Variant) -> bool:
         """Whether the unmodified model in int8 is faster than in fp32, by a quick calibration; others always do."""
-        if variant.change or variant.target.precision != "int8" or variant.target.floats:
+        if variant.change or variant.target.precision != "int8" or variant.target.dynamic:
             return True
         if self.pace.quick:  # without VNNI, int8 is seldom faster
             gain = 0.0 if saturates() else 2.0
@@ -252,4 +252,4 @@ def grouped(notes: Iterable[str]) -> tuple[str, ...]:
 
 def _name(variant: Variant) -> str:
     """The variant's name in the log: the key distinguishes layers in floating point."""
-    return f"{variant} {variant.key}" if variant.target.floats else str(variant)
+    return f"{variant} {variant.key}" if variant.target.dynamic else str(variant)

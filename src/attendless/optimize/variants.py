@@ -26,7 +26,6 @@ from ..export.description import Description, describe
 from ..export.exporting import FORMATS, floats_of, write
 from ..export.file_model import FileModel
 from ..export.int8 import TensorBatches, quantise
-from ..export.int8_settings import Int8
 from ..export.runner import as_runner
 from ..measure.precision import PRECISIONS, check_precisions, unsupported
 from ..measure.runtime import find_runtimes
@@ -47,18 +46,18 @@ RUNTIMES = ("eager", "openvino", "onnx-kernels", "onnx")
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """Where a model runs: a runtime, a precision, and for int8 the layers that stay in floating point."""
+    """Where a model runs: a runtime, a precision, and for int8 further layers that are quantised at run time."""
 
     runtime: str = "eager"
     precision: str = "fp32"
-    floats: tuple[str, ...] = ()
+    dynamic: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.runtime} {self.precision_text}"
 
     @property
     def precision_text(self) -> str:
-        return f"{self.precision}, {len(self.floats)} layers in floating point" if self.floats else self.precision
+        return f"{self.precision}, {len(self.dynamic)} more layers dynamic" if self.dynamic else self.precision
 
     @property
     def kernels(self) -> bool | None:
@@ -131,17 +130,17 @@ class Variant:
     @property
     def key(self) -> str:
         """A short name for files and logs."""
-        text = " ".join([str(self), *self.target.floats])
+        text = " ".join([str(self), *self.target.dynamic])
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     @property
     def source(self) -> Variant | None:
-        """The variant whose file this one's is made of: the file before quantisation or before layers returned to
-        floating point. None if the file is written from the model."""
+        """The variant whose file this one's is made of: the file before quantisation or before more layers became
+        dynamic. None if the file is written from the model."""
         runtime, precision = self.target.runtime, self.target.precision
         if precision == "fp32" or not self.target.format:
             return None
-        return Variant(self.change, Target(runtime, "int8") if self.target.floats else Target(runtime))
+        return Variant(self.change, Target(runtime, "int8") if self.target.dynamic else Target(runtime))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,11 +233,11 @@ class Workshop:
             write(module, file, batch=self.batch, format=target.format, kernels=target.kernels)
             return
         _copy(target.module.files(source), file.parent)
-        if target.floats and target.format == "openvino":
-            int8_openvino.to_floats(file, self.file(Variant(variant.change, Target(target.runtime))), target.floats)
+        if target.dynamic:
+            plain = self.file(Variant(variant.change, Target(target.runtime)))
+            int8_openvino.make_dynamic(file, plain, target.dynamic)
         elif target.precision == "int8" and not self._quantise_like(variant, file):
-            how = Int8(floats=target.floats)
-            quantise(target.format, file, TensorBatches(self.calibration, self.batch), how, quiet=True)
+            quantise(target.format, file, TensorBatches(self.calibration, self.batch), quiet=True)
 
     def _quantise_like(self, variant: Variant, file: Path) -> bool:
         """Quantise a file as that of `calibrated` was; returns whether this is possible."""
