@@ -1,7 +1,8 @@
-// `run` of every operation: check each argument whole, then call the kernel of the instruction set in use. Python
-// (module.cpp), OpenVINO and ONNX Runtime (operators.hpp) call it; std::invalid_argument says what is wrong.
+// `run` of every operation: checks all elements of all arguments, then calls the kernel of the instruction set in use.
+// Throws std::invalid_argument for invalid arguments. Callers are Python (module.cpp), OpenVINO and ONNX Runtime
+// (operators.hpp).
 //
-// Whoever fills in the arguments gives results the shapes that `visit_results` names, or leaves out optional ones.
+// The caller allocates results with the shapes that `visit_results` returns, or omits optional results.
 #include <algorithm>
 #include <memory>
 
@@ -16,7 +17,8 @@ bool empty(const Problem& problem) { return problem.batch == 0 || problem.heads 
 
 // Foveal --------------------------------------------------------------------------------------------------------------
 
-// A foveal problem with everything its pointers point at. Cells are chosen (`select`), or given in ascending order.
+// Builds and runs a foveal problem. The kernel chooses the cells (`select`), or the caller passes them in ascending
+// order.
 template <class Arguments>
 void run_foveal(const Problem& problem, const Arguments& arguments, const std::optional<Chosen>& chosen, bool select,
                 void (*kernel)(const Foveal&)) {
@@ -79,7 +81,6 @@ Groups groups_of(const Indices& start, const Indices& member, int tokens, const 
   return attendless::groups_of(start.data(), start.size(), member.data(), member.size(), tokens, name);
 }
 
-// A key listed twice counts twice.
 template <class Arguments>
 void run_block(const Problem& problem, const Arguments& arguments, void (*kernel)(const Block&)) {
   Block block{problem, groups_of(arguments.query_start, arguments.queries, problem.tokens, "queries"),
@@ -106,7 +107,7 @@ void run(const BlockBackwardArguments& arguments) {
 
 namespace {
 
-// The kernel checks the indices, which it reads anyway.
+// The kernel checks the indices while it reads them, which saves a pass over them here.
 template <class Arguments>
 void run_gather(const Problem& problem, const Arguments& arguments, void (*kernel)(const Gather&)) {
   const auto& [indices, counts] = std::tie(arguments.indices, arguments.counts);

@@ -1,6 +1,6 @@
-// From the arguments of operations.hpp to the structs of kernels.hpp, with every size checked. Nothing is copied or
-// converted; element types are checked where the arguments are filled in. `Arguments` is any struct that has the members
-// a function reads.
+// Converts the arguments of operations.hpp to the structs of kernels.hpp and checks every size. No data is copied or
+// converted. Element types are checked earlier, when the arguments are filled in. The template parameter `Arguments` is
+// any struct with the members that the function reads.
 #pragma once
 
 #include <algorithm>
@@ -64,7 +64,8 @@ Problem problem_of(const Arguments& arguments) {
   return problem;
 }
 
-// A forward pass. The kernels always write log Σ exp of each query's scores: here, if the caller does not ask for it.
+// The problem of a forward pass. Kernels always write lse; this struct owns the memory if the caller does not request
+// lse.
 struct Forward {
   Problem problem;
 
@@ -112,7 +113,7 @@ inline Rows rows_of(const Tokens& array, const char* name, int batch, int tokens
   return {array.data(), array.stride(0), array.stride(1), width};
 }
 
-// The loop has no branch, so that the compiler vectorises it.
+// Checks shape and range of an optional integer tensor. The loop has no branch, so that the compiler vectorises it.
 inline const int64_t* numbers_of(const std::optional<Longs>& array, const char* name, int batch, int count,
                                  int64_t low, int64_t high) {
   if (!array) return nullptr;

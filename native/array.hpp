@@ -1,4 +1,5 @@
-// A tensor in memory that belongs to someone else: Python, OpenVINO, ONNX Runtime, a test.
+// Non-owning tensor views, with element type and rank in the type. Python, OpenVINO, ONNX Runtime or a test owns the
+// memory.
 #pragma once
 
 #include <array>
@@ -48,7 +49,7 @@ class Array {
   Strides strides_{};
 };
 
-// A tensor whose element type is known at run time.
+// A strided view whose element type is known at run time.
 template <size_t axes>
 struct AnyArray : Array<void, axes, Storage::strided> {
   Element element = Element::other;
@@ -60,7 +61,7 @@ struct AnyArray : Array<void, axes, Storage::strided> {
   AnyArray(const Array<T, axes, Storage::strided>& x) : AnyArray(x.data(), x.shape(), x.strides(), kElement<T>) {}
 };
 
-// One whose element type is one of these.
+// An AnyArray restricted to the given element types.
 template <size_t axes, Element... known>
 struct OneOf : AnyArray<axes> {
   static constexpr std::array<Element, sizeof...(known)> kElements = {known...};
@@ -68,11 +69,11 @@ struct OneOf : AnyArray<axes> {
 };
 
 using Heads = AnyArray<4>;                              // [B, H, N, channels]
-using FloatHeads = Array<float, 4, Storage::strided>;   // the same in f32
+using FloatHeads = Array<float, 4, Storage::strided>;   // [B, H, N, channels] in f32
 using Tokens = Array<float, 3, Storage::strided>;       // [B, N, channels]
 using Lse = Array<float, 3>;                            // [B, H, N]
 using Bias = Array<float, 2>;                           // [B, N]
-using Tables = Array<float, 3>;                         // [1 or B, rows, columns]: one for all images, or one for each
+using Tables = Array<float, 3>;                         // [1 or B, rows, columns]: 1 if all images share a table
 using Places = Array<int32_t, 2>;                       // [B, patches]
 using Chosen = Array<int32_t, 4>;                       // [B, H, tiles, budget]
 using Counts = Array<int32_t, 3>;                       // [B, H, N]

@@ -1,4 +1,6 @@
-// One softmax over a list of keys, for any number of queries that share the list.
+// Softmax attention of up to kGroup queries over one list of keys: selects the kernel for the number of queries.
+// Forward: Group for more than 8 queries, otherwise FewQueries with 4, 2 or 1 queries at a time. Backward: Group with
+// 16 or 8 lanes.
 #pragma once
 
 #include "few_queries.hpp"
@@ -6,13 +8,12 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-// The way for each size of group.
 template <int W, class P>
 struct Attend {
   using Full = Group<Tile<W, kGroup / W>, P>;
   using Eight = Group<Tile<(W < 8 ? W : 8), 8 / (W < 8 ? W : 8)>, P>;
 
-  // Floats of scratch, for a list of any length: fewer queries take less.
+  // Scratch floats, independent of the length of the list. Full needs the most.
   static int64_t scratch(int width, int value_width) {
     return counted([&](Cursor& memory) { typename Full::Memory(memory, width, value_width); });
   }

@@ -1,5 +1,8 @@
-// Fixed patterns, such as windows, axes and BigBird's blocks: each tile of queries has its list of keys, the same for
-// every image.
+// Attention with fixed patterns, such as windows, axes and BigBird's blocks. Each tile of queries has one list of keys,
+// which is the same for every image.
+//
+// Loop order: step 0 packs keys and values into the table. Step 1: for each tile, for each group of kGroup queries, one
+// softmax over the list of the tile (attend.hpp).
 #pragma once
 
 #include "head.hpp"
@@ -30,7 +33,7 @@ struct BlockHead {
         shares(parts_of_head(b.problem)),
         rows(memory, table_rows(b), b.problem.q.width, b.problem.v.width) {}
 
-  // Pack the table; attend from the tiles, whose queries are divided where there are fewer tiles than threads want.
+  // If there are fewer tiles than parts (`shares`), the queries of a tile are divided into splits() parts.
   static constexpr int kSteps = 2;
   int parts(int step) const { return step == 0 ? shares : block.queries.count * splits(); }
 

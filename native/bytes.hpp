@@ -1,7 +1,9 @@
-// Numbers as bytes: each divided by a scale of its row, the row's largest magnitude over 127, and rounded.
+// Symmetric int8 quantization of keys and queries, with one scale per row: max |x| / 127. Each function makes two
+// passes over a row: maximum of the magnitudes, then rounding.
 //
-// Queries are kept with 128 added, as the products of bytes take one factor without a sign (words.hpp). What that adds to
-// a product with a key, 128 times the sum of the key's bytes, is subtracted again: a key keeps it as its offset.
+// The int8 dot product takes one unsigned operand (words.hpp), so queries are stored with zero point 128. This adds
+// 128 · Σ key bytes to each product. Each key row stores -128 · Σ key bytes as `offset`, the initial value of the
+// accumulator.
 #pragma once
 
 #include "kv_table.hpp"
@@ -15,7 +17,7 @@ struct Bytes {
   using I = typename S::I;
   using U = typename S::U;
 
-  // The bytes of a table's row, from its key less `centre`.
+  // Quantizes `key - centre` of a table row; writes the row's bytes, scale and offset.
   static INLINE void put(const KvTable<Byte>& rows, int64_t row, const float* centre) {
     const Bf16* const key = rows.key(row);
     I sum{};
@@ -24,14 +26,15 @@ struct Bytes {
     rows.offset[row] = int32_t(0u - 128u * uint32_t(S::sum(sum)));
   }
 
-  // A query in words of bfloat16. Returns its scale.
+  // Quantizes one query, given as words of bf16. Returns its scale.
   static INLINE float of_query(const uint32_t* halves, int width, uint32_t* to) {
     const Bf16* const query = reinterpret_cast<const Bf16*>(halves);
     I sum{};
     return of_row([&](int c) INLINE_LAMBDA { return S::load(query + c); }, width, 128, reinterpret_cast<uint8_t*>(to), sum);
   }
 
-  // Queries in lanes, `stride` of them: `count` words of four bytes from two words of bfloat16 each. Returns their scales.
+  // Quantizes W queries, one per lane, with lanes `stride` words apart: [2 · count][stride] bf16 words →
+  // [count][stride] byte words. Returns the scales.
   static INLINE F of_queries(const uint32_t* halves, int count, int stride, uint32_t* to) {
     I most{};
     for (int c = 0; c < 2 * count; ++c) {
@@ -49,8 +52,8 @@ struct Bytes {
   }
 
  private:
-  // numbers(c) of every channel c, with `zero` added to their bytes, and zeros to the end of the last of 16 words. Adds the
-  // bytes without `zero` to `sum`, and returns the scale.
+  // Quantizes one row. numbers(c) loads the vector of channels from c on; `zero` is the zero point. The row is padded
+  // with 0 to a multiple of 16 words. Adds the bytes without the zero point to `sum`, and returns the scale.
   template <class Numbers>
   static INLINE float of_row(Numbers numbers, int width, int zero, uint8_t* to, I& sum) {
     const int end = KvTable<Byte>::byte_words(width) * 4;
@@ -69,11 +72,11 @@ struct Bytes {
 
   static INLINE F first(U two) { return (F)(two << 16); }
   static INLINE F second(U two) { return (F)(two & 0xffff0000u); }
-  // Floats without a sign are in the order of their bits, infinities and NaN behind all others.
+  // |x| as integer bits: the order of non-negative floats is the order of their bits, with infinity and NaN largest.
   static INLINE I magnitude(F x) { return (I)x & 0x7fffffff; }
   static INLINE I larger(I a, I b) { return b > a ? b : a; }
   static INLINE F inverse(F largest) { return largest > 0.f ? 127.f / largest : F{}; }
-  static INLINE F scale(F largest) { return largest * (1.f / 127.f) + (largest - largest); }  // not finite: NaN
+  static INLINE F scale(F largest) { return largest * (1.f / 127.f) + (largest - largest); }  // NaN if not finite
 };
 
 }  // namespace attendless::ATTENDLESS_ISA

@@ -1,5 +1,5 @@
-// What every argument has to keep before a kernel reads it. A kernel trusts its caller: it computes with ints and
-// checks nothing (but gather's lists, which it reads anyway).
+// Argument checks that run before a kernel. Kernels compute with ints and check nothing, except gather.hpp, which
+// checks its lists while it reads them.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +11,10 @@
 
 namespace attendless {
 
-// No size is larger: tokens, channels, heads of all images, places of a grid. A kernel's sums of a few sizes, or its
-// products of one with the number of lanes, then stay far inside an int; products of two are 64 bits wide.
+// Upper bound of every size: tokens, channels, batch · heads, grid positions. Sums of a few sizes, and products of a
+// size with the number of lanes, then fit an int. Products of two sizes are computed in 64 bits.
 constexpr int64_t kLargest = int64_t(1) << 24;
-// More threads are asked for by mistake: a runtime that cannot start them ends the process.
+// Upper bound of the thread count. Larger counts are mistakes, and a runtime that cannot start them ends the process.
 constexpr int kMostThreads = 256;
 
 template <class... Part>
@@ -24,7 +24,7 @@ template <class... Part>
   throw std::invalid_argument(text.str());
 }
 
-// The text is put together only if it is needed.
+// Throws std::invalid_argument unless `truth`. The message is built only on failure.
 template <class... Part>
 inline void require(bool truth, const Part&... parts) {
   if (__builtin_expect(!truth, 0)) fail(parts...);
@@ -35,7 +35,8 @@ inline int size_of(uint64_t size, const char* name) {
   return int(size);
 }
 
-// Members of groups that lie inside their array and are tokens. Passes without a branch in them are vectorised.
+// Checks groups in CSR form: starts ascend and end at the number of members; members are tokens. The loops have no
+// branches, so that the compiler vectorises them.
 inline Groups groups_of(const int32_t* start, uint64_t starts, const int32_t* member, uint64_t members, int tokens,
                         const char* name) {
   const int count = size_of(starts, name) - 1;
@@ -59,7 +60,7 @@ inline void require_each_token_once(const Groups& groups, int tokens) {
   require(members == tokens && different == tokens, "every token must be a query of one tile");
 }
 
-// Whether any group names a token more than once.
+// Whether a group names a token more than once.
 inline bool has_repeats(const Groups& groups, int tokens) {
   std::vector<int> last(size_t(tokens), -1);
   bool repeats = false;

@@ -1,3 +1,4 @@
+// Detects the instruction sets of the machine and holds the kernels in use.
 #include "dispatch.hpp"
 
 #include <atomic>
@@ -9,7 +10,7 @@
 
 namespace attendless {
 
-// Each defined in isa.cpp, compiled once per name.
+// isa.cpp, compiled once per name, defines these.
 #define DECLARE(isa) \
   namespace isa {    \
   extern const Kernels kernels; \
@@ -24,8 +25,9 @@ DECLARE(armv86)
 
 namespace {
 
-// Best first. `wide` is avx512's source, lowered to pairs of AVX2 vectors: slower than avx2, it lets machines without
-// AVX-512 test that code, and is never chosen by itself; only builds for tests have it.
+// The instruction sets of this machine, fastest first. `wide` is the AVX-512 source lowered to pairs of AVX2 vectors.
+// It is slower than avx2 and tests that code on machines without AVX-512. Only test builds have it; it is never the
+// default.
 std::vector<const Kernels*> available() {
   std::vector<const Kernels*> sets;
 #if defined(__x86_64__)
@@ -33,7 +35,7 @@ std::vector<const Kernels*> available() {
   [[maybe_unused]] const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #endif
 #if defined(ATTENDLESS_HAS_ARMV86) && defined(__linux__)
-  constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;  // of HWCAP2, as the kernel's headers have them
+  constexpr unsigned long kI8mm = 1ul << 13, kBf16 = 1ul << 14;  // HWCAP2_I8MM and HWCAP2_BF16 of Linux
   const unsigned long found = getauxval(AT_HWCAP2);
   if ((found & kI8mm) && (found & kBf16)) sets.push_back(&armv86::kernels);
 #endif

@@ -1,4 +1,4 @@
-// Which instruction set's kernels run: the best this machine has, or those a test asks for.
+// Selects the kernels to run: by default those of the fastest instruction set of the machine.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace attendless {
 
-const Kernels& kernels();               // those in use
-std::vector<std::string> isas();        // instruction sets this machine can run, best first
-void use_isa(const std::string& name);  // throws std::invalid_argument if there is no such thing here
+const Kernels& kernels();               // the kernels in use
+std::vector<std::string> isas();        // the instruction sets of this machine, fastest first
+void use_isa(const std::string& name);  // throws std::invalid_argument if the machine or the build lacks `name`
 
 }  // namespace attendless

@@ -1,5 +1,5 @@
-// Element types: the kinds of numbers tensors hold. attendless.sparse.descriptions.ELEMENTS names the same ones, which
-// operations.hpp asserts. Which of them a kernel reads is up to the operation; see attendless.sparse.table.
+// Element types of tensors. attendless.sparse.descriptions.ELEMENTS lists the same types; operations.hpp asserts it.
+// attendless.sparse.table lists the types that each operation reads.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@ namespace attendless {
 
 enum class Element : uint8_t { f32, bf16, i8, i32, i64, other };
 
-// bfloat16: the upper half of a float. Kernels convert it where they read and write (simd.hpp), and compute in floats.
+// bf16: the upper half of a float. simd.hpp converts between bf16 and fp32; sums are fp32.
 struct Bf16 {
   uint16_t bits;
 };

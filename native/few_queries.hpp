@@ -1,5 +1,11 @@
-// One softmax over a list of keys for Q queries, too few to fill lanes: here the lanes are channels, and a vector of
-// scores holds R keys × Q queries.
+// Forward softmax attention of Q = 1, 2 or 4 queries over one list of keys, too few queries to fill the lanes. Lanes
+// are channels in both products. A vector of scores holds R = W / Q keys × Q queries; lane i is key i / Q, query i % Q.
+//
+// The loop order is that of group.hpp: per chunk of kChunk keys, scores (R keys at a time), running maximum, weights,
+// results by Weigh::add; then the blurs, and the division by the sum of the weights.
+//
+// Scratch memory: q [Q][key channels padded to 16 words], out [Q][value channels padded to 16], p [kChunk + 1][Q],
+// turned [key channels][Q] with the queries transposed, more [Q][value channels] with q H.
 #pragma once
 
 #include "bytes.hpp"
@@ -49,9 +55,9 @@ struct FewQueries {
         most = S::max(most, s);
         S::store(p + r * Q, s);
       }
-      for (int i = chunk.count * Q; i % W; ++i) p[i] = -kInfinity;  // repeated keys that fill the last vector
+      for (int i = chunk.count * Q; i % W; ++i) p[i] = -kInfinity;  // masks the repeated keys in the last vector
       if (S::any(most > base + 8.f)) {
-        for (int i = Q; i < W; i *= 2) most = S::max(most, S::rotate(most, i));  // each query's over its R lanes
+        for (int i = Q; i < W; i *= 2) most = S::max(most, S::rotate(most, i));  // maximum over the R lanes of a query
         const F next = P::kRounds ? S::whole(most) : most, shrink = S::exp2(base - S::finite(next));
         total *= shrink;
         for (F& each : mass) each *= shrink;
@@ -108,7 +114,7 @@ struct FewQueries {
   }
 
  private:
-  // The scores of Q queries for R keys of a chunk, one in each lane.
+  // The scores of Q queries for R keys of a chunk, one per lane. W accumulators, each reduced across lanes at the end.
   static INLINE F scores(const Chunk<P>& chunk, int first, const Word* q, int width, const float* factor) {
     typename N::Sum sum[W];
     UNROLL for (int i = 0; i < W; ++i) sum[i] = typename N::Sum{};
@@ -135,7 +141,7 @@ struct FewQueries {
     return score + bias;
   }
 
-  // The weights of `count` keys as words of two each; p has room for one key more.
+  // Packs the weights of `count` keys, two keys per word. p has room for one more key.
   static INLINE void pack(float* p, int count, uint32_t* to) {
     for (int i = 0; i < Q && count % 2; ++i) p[count * Q + i] = 0.f;
     for (int r = 0; r < count; r += 2) {
@@ -143,7 +149,7 @@ struct FewQueries {
     }
   }
 
-  // Which of a vector's R keys each lane belongs to.
+  // The key of each lane, from 0 to R - 1.
   static INLINE I lanes_of_keys() {
     I key{};
     UNROLL for (int i = 0; i < W; ++i) key[i] = i / Q;

@@ -1,10 +1,16 @@
-// Foveal attention of one head: pool keys and values by cells, let each tile of queries choose its cells, list the
-// rows it sees, attend.
+// Foveal attention of one head. A tile of queries attends to the patches of its `budget` chosen cells exactly, and to
+// the other cells as their means. Means of coarse cells (`parents`) replace the means of cells in regions without a
+// chosen cell. Steps; the parts of a step run in parallel (schedule.hpp):
+//     kPack      for each cell: pack its patches into the table; average them
+//     kMeans     for each coarse cell: average its cells; transpose the means of the cells, for choosing
+//     kSlopes    for each block of key channels: the first-order correction matrices H (slope.hpp), over all patches
+//     kForward   for each group of kPrefix prefix queries: attend to all tokens
+//                for each group of up to kTiles tiles: score the cells, choose; for each tile: list its rows, attend
 //
-// Rows of the table: prefix tokens, patches cell by cell (so that a cell is contiguous), the mean of each cell, the mean
-// of each coarse cell. A mean's bias is the log of the tokens it stands for. Where rows are rounded to bfloat16, means
-// are computed, chosen by and subtracted in floats, and rounded once. Where scores are products of bytes, each row has
-// its key as bytes too.
+// Table rows: [prefix tokens, patches in cell order, means of cells, means of coarse cells]. The bias of a mean is log2
+// of the sum of its tokens' weights 2^bias: of their number, if there are no biases. For bf16, `means` holds the means
+// in fp32: scores for choosing and differences from means are computed from these. Each mean is rounded once, for
+// attending. For int8, each row also has its key as bytes.
 #pragma once
 
 #include "select.hpp"
@@ -23,31 +29,32 @@ struct FovealHead {
   const Head head;
   const Image& image;
   const int tokens, prefix, cells, tiles, parents;
-  const int shares, together;  // parts of a step that prepares, at most; tiles in a part of the last step
+  const int shares, together;  // maximum number of parts of a preparing step; tiles per part of kForward
   KvTable<P> rows;
-  const KvTable<Single> means;  // of the cells and of the coarse cells: rows of the table, or what was rounded to them
-  float* k_meanT;               // of the cells in groups, channels first
-  const int levels;
-  const Slopes<W, P> slopes;  // of the cells and of the coarse cells
+  const KvTable<Single> means;  // fp32 means of cells, then of coarse cells; for fp32 these are rows of the table
+  float* k_meanT;               // key means [groups of kGroup cells][channels][kGroup]
+  const int levels;             // number of levels with first-order correction: 1 for cells, 2 with coarse cells
+  const Slopes<W, P> slopes;
   using Differences = typename Slopes<W, P>::Differences;
 
   static int64_t table_rows(const Foveal& f) {
-    return f.problem.tokens + f.image->cells.count + f.parents.count + 16;  // 16: biases are read in whole vectors
+    return f.problem.tokens + f.image->cells.count + f.parents.count + 16;  // 16: biases are loaded in whole vectors
   }
 
-  // Prefix queries, which see every token, a few at a time; then the tiles, as many at a time as choose together.
+  // Parts of the last step: prefix queries (they attend to all tokens) in groups of kPrefix, then tiles in groups of up
+  // to kTiles, which choose cells together.
   static constexpr int kPrefix = 4, kTiles = T::kBlock;
 
   static int levels_of(const Foveal& f) { return f.order && f.attend ? 1 + (f.parents.count > 0) : 0; }
 
   struct Local {
-    int32_t* list;  // of the rows a tile sees
+    int32_t* list;  // table rows that a tile attends to
     Cursor attend;
-    int32_t *sharp, *touched, *opened;  // cells chosen, as flags; coarse cells with one of them, as flags and as a list
-    int32_t *chosen, *index;            // cells of kTiles tiles; of one, with room for what Select writes beyond
-    float *score, *mean[kTiles];        // of the cells and of the queries, for each of kTiles tiles
-    float* centre;                      // of the keys, where they become bytes
-    typename Slopes<W, P>::Word* dk;    // differences of a chunk of rows from their means
+    int32_t *sharp, *touched, *opened;  // flags of chosen cells; flags, then list, of coarse cells with a chosen cell
+    int32_t *chosen, *index;            // [kTiles][budget]; scratch memory for Select, padded
+    float *score, *mean[kTiles];        // [kTiles][cells padded to 16]; mean query of each tile
+    float* centre;                      // int8: the vector that is subtracted from each key
+    typename Slopes<W, P>::Word* dk;    // differences of a chunk of rows from their means: keys, then values
     typename P::Value* dv;
 
     Local(const Foveal& f, Cursor& memory)
@@ -122,7 +129,7 @@ struct FovealHead {
 
   // Table -----------------------------------------------------------------------------------------------------------
 
-  // Tokens, and the mean of each cell.
+  // kPack: packs the tokens and computes the mean of each cell.
   void pack(int part, const Local& local) const {
     find_centre(local);
     for (int i = 0; i < prefix && part == 0; ++i) {
@@ -142,8 +149,9 @@ struct FovealHead {
     }
   }
 
-  // Bytes hold keys less a vector that is the same for all, which adds the same to every score of a query: nearly their
-  // mean, of at most kSampled tokens, so that large means do not cost small differences their accuracy.
+  // int8 keys are quantized as key - centre. The centre shifts all scores of a query by the same amount, so softmax is
+  // unaffected. It approximates the mean of the keys, from at most kSampled tokens, so that a large common offset does
+  // not use up the int8 range.
   static constexpr int kSampled = 64;
   INLINE void find_centre([[maybe_unused]] const Local& local) const {
     if constexpr (P::kBytes) {
@@ -160,7 +168,7 @@ struct FovealHead {
     if constexpr (P::kBytes) Bytes<W>::put(rows, row, local.centre);
   }
 
-  // The mean of each coarse cell; the cells' for choosing.
+  // kMeans: the mean of each coarse cell, and the transposed means of the cells.
   void make_means(int part, const Local& local) const {
     const Slice some(parents, part, shares);
     if (some.begin < some.end) find_centre(local);
@@ -180,9 +188,11 @@ struct FovealHead {
     }
   }
 
+  // The weight of a row in its mean: 2^bias.
   static INLINE float weight(float bias) { return bias == 0.f ? 1.f : __builtin_exp2f(bias); }
 
-  // The row `mean` becomes the mean of a table's rows part(0), part(1), …, each with the weight its bias gives it.
+  // means[mean] = the mean of rows part(0) … part(count - 1) of `table`, weighted by 2^bias. For bf16, also rounds it
+  // into the table.
   template <class Table, class Part>
   INLINE void pool(int mean, int count, const Table& table, Part part) const {
     float total = 0.f;
@@ -199,8 +209,8 @@ struct FovealHead {
     }
   }
 
-  // Every row that differs from its mean, with its weight, to `take`, a chunk at a time: patches from their cells, or
-  // cells from their coarse cells.
+  // Calls `take` with chunks of weighted differences of rows from their means: patches from the mean of their cell
+  // (level 0), or cells from the mean of their coarse cell (level 1).
   template <class Take>
   INLINE void differences(int level, Differences& found, Take take) const {
     const auto add = [&](const auto& table, int row, int number, int mean) {
@@ -216,15 +226,16 @@ struct FovealHead {
     if (found.count) take(found);
   }
 
-  // Of all patches: one over the sum of their weights.
+  // 1 / Σ weights of all patches.
   INLINE float share_of_one() const {
     float total = 0.f;
     for (int cell = 0; cell < cells; ++cell) total += weight(means.bias[cell]);
     return total > 0.f ? 1.f / total : 1.f;
   }
 
-  // What differs inside a coarse cell: its patches from their cells, and these from each other. Each part has some of
-  // the key channels, so that every sum is taken in one order.
+  // kSlopes: the correction matrices of both levels. The differences inside a coarse cell are those of its patches from
+  // their cells plus those of its cells from it, so level 1 continues the sums of level 0. A part is a block of key
+  // channels, not of tokens: the order of each sum does not depend on the number of parts.
   void make_slopes(int part, const Local& local) const {
     const float share = share_of_one();
     const Slice some(slopes.blocks(), part, parts(kSlopes));
@@ -257,14 +268,14 @@ struct FovealHead {
     });
   }
 
-  // The caller's, from a tile on.
+  // The caller's array of chosen cells, from `tile` on.
   INLINE int32_t* chosen_cells(int tile) const {
     const int64_t index = int64_t(head.image) * foveal.problem.heads + head.head;
     return foveal.chosen + (index * tiles + tile) * foveal.budget;
   }
 
-  // The cells of the tiles from `first` to `last`, kTiles at most: lanes are cells here, so that each tile's scores come
-  // out as a row.
+  // Chooses the cells of tiles first … last - 1, at most kTiles. Tile::dot has cells as lanes and mean queries as rows,
+  // so the scores of a tile are contiguous: score[tile][cell].
   void choose(int first, int last, int32_t* chosen, const Local& local) const {
     const int length = padded(cells);
     float* const score = local.score;
@@ -286,7 +297,9 @@ struct FovealHead {
 
   INLINE bool seen(int row) const { return rows.bias[row] != -kInfinity; }
 
-  // The rows a tile sees: how many, and which of them are blurs.
+  // Writes the list of rows that a tile attends to and returns its length. Order: prefix tokens and patches of chosen
+  // cells; then means of coarse cells without a chosen cell; then means of the other cells that are not chosen. `blurs`
+  // receives the ranges of means. Means of cells without visible tokens are left out.
   int list_rows(const int32_t* chosen, const Local& local, Blurs<P>& blurs) const {
     int32_t *const list = local.list, *const sharp = local.sharp;
     int32_t *const touched = local.touched, *const opened = local.opened;
@@ -319,7 +332,7 @@ struct FovealHead {
       sharp[chosen[m]] = 1;
       touched[foveal.parent[chosen[m]]] = 1;
     }
-    // Counting instead of branching: which are touched is hard to predict.
+    // Branchless compaction, because `touched` is unpredictable.
     int open = 0;
     for (int parent = 0; parent < parents; ++parent) {
       list[n] = tokens + cells + parent;
@@ -344,7 +357,7 @@ struct FovealHead {
   template <class Visit>
   INLINE void visit_prefix(int first, const Local& local, Visit attend) const {
     for (int i = 0; i < tokens; ++i) local.list[i] = i;
-    attend(tokens, local.list + first, least(kPrefix, prefix - first), Blurs<P>{});  // tokens and rows: the same numbers
+    attend(tokens, local.list + first, least(kPrefix, prefix - first), Blurs<P>{});  // prefix token i is table row i
   }
 
   template <class Visit>
@@ -360,7 +373,7 @@ struct FovealHead {
 
   // Gradients -------------------------------------------------------------------------------------------------------
 
-  // The coarse slope is made of the finer one and of what it adds, so its gradient goes to both.
+  // Backward of kSlopes. H of level 1 is H of level 0 plus its own sums, so its gradient is added to that of level 0.
   void unmake_slopes(const KvTable<P>& grads, const Local& local) const {
     const float share = share_of_one();
     Differences found(slopes, means, local.dk, local.dv, Slice(slopes.blocks(), 0, 1));
@@ -371,6 +384,8 @@ struct FovealHead {
     }
   }
 
+  // Backward of the averaging: from coarse cells to cells to patches, then copies the gradients to the caller's
+  // tensors.
   void unpool(const KvTable<P>& grads, const Local& local) const {
     unmake_slopes(grads, local);
     for (int parent = 0; parent < parents; ++parent) {
@@ -387,7 +402,7 @@ struct FovealHead {
     }
   }
 
-  // A mean's gradient goes back to a row it was poured from, by its share in the mean.
+  // Adds the gradient of a mean to one of its rows, times the share of the row in the mean.
   INLINE void drain(const KvTable<P>& grads, int row, int mean) const {
     if (!seen(mean)) return;
     const float share = __builtin_exp2f(rows.bias[row] - rows.bias[mean]);

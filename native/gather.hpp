@@ -1,7 +1,7 @@
-// Attention in which every query has a list of keys of its own, in any order, with repeats counted as often as they
-// stand there.
+// Attention in which each query has its own list of keys, in any order. A key that is listed n times counts n times.
 //
-// The scores of one query are all that is kept: scratch grows with the longest list alone.
+// Loop order: step 0 packs keys and values into the table. Step 1: for each query, one softmax over its list
+// (own_list.hpp). Scratch memory holds the scores of one query, so its size depends on the longest list only.
 #pragma once
 
 #include "own_list.hpp"
@@ -23,7 +23,7 @@ struct GatherHead {
 
   static int64_t table_rows(const Gather& g) { return g.problem.tokens; }
 
-  // One query's: rows as wide as keys and as values, and a number for each entry of its list.
+  // Buffers of one query: rows of key channels and of value channels, padded to 16; one number per entry of its list.
   struct Local {
     float *q, *q_grad, *out, *out_grad, *p, *slope;
     Local(const Gather& g, Cursor& memory)
@@ -41,7 +41,7 @@ struct GatherHead {
         shares(parts_of_head(g.problem)),
         rows(memory, table_rows(g), g.problem.q.width, g.problem.v.width) {}
 
-  static constexpr int kSteps = 2, kQueries = 16;  // in a part
+  static constexpr int kSteps = 2, kQueries = 16;  // queries per part
   int parts(int step) const { return step == 0 ? shares : (gather.problem.tokens + kQueries - 1) / kQueries; }
 
   void work(int step, int part, const Local& local) const {
@@ -56,7 +56,7 @@ struct GatherHead {
   }
 
  private:
-  // What a query sees: nothing, and a note for the caller, if any of it is no token.
+  // The list of a query. If an index is not a token, or the count is out of range: sets `wrong`, returns an empty list.
   INLINE List list(int query) const {
     const int64_t index = head.index(query);
     const List found{gather.indices + index * gather.longest, gather.counts ? gather.counts[index] : gather.longest};
@@ -84,7 +84,7 @@ struct GatherHead {
     L::finish(head, query, out, weighed);
   }
 
-  // p, the weights; slope, how the loss changes with each score; both as one query's list has them.
+  // Backward pass of one query. Per list entry, p is the weight, and slope is the gradient of the score.
   void attend_backward(const KvTable<P>& grads, int query, const Local& local) const {
     const List seen = list(query);
     const int width = padded(rows.width), value_width = padded(rows.value_width);
@@ -99,7 +99,7 @@ struct GatherHead {
     for (int c = 0; c < rows.value_width; ++c) mean += g[c] * out[c];
     L::scores(head, rows, seen, q, p);
     L::dots(seen, rows.v, g, value_width, slope);
-    const F shift = S::splat(lse == -kInfinity ? kInfinity : lse);  // a query that sees nothing: every weight is 0
+    const F shift = S::splat(lse == -kInfinity ? kInfinity : lse);  // no visible key: every weight is 0
     for (int i = 0; i < seen.count; i += W) {
       const F x = S::exp2(S::load(p + i) - shift);
       S::store(p + i, x);

@@ -1,3 +1,5 @@
+// Builds the geometry of foveal attention by counting sort: patches by cell and by tile, cells by coarse cell. Caches
+// the geometries of full grids.
 #include "geometry.hpp"
 
 #include <algorithm>
@@ -13,7 +15,7 @@ namespace {
 
 int blocks(int length, int size) { return (length + size - 1) / size; }
 
-// Items 0, 1, … by their group, ascending within a group.
+// Counting sort of items 0, 1, … by their group `of`; ascending within a group. Members are numbered from `first`.
 Grouping group(const std::vector<int32_t>& of, int groups, int32_t first) {
   Grouping result;
   result.start.assign(size_t(groups) + 1, 0);
@@ -25,7 +27,7 @@ Grouping group(const std::vector<int32_t>& of, int groups, int32_t first) {
   return result;
 }
 
-// The size × size block of each patch.
+// The index of the size × size block that contains each patch.
 std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* places, int patches) {
   std::vector<int32_t> block(static_cast<size_t>(patches));
   const int columns = blocks(layout.width, size), area = layout.patches();
@@ -37,7 +39,7 @@ std::vector<int32_t> block_of(const Layout& layout, int size, const int32_t* pla
   return block;
 }
 
-// Locked while a process forks: a child in which another thread held it would wait for ever.
+// Locked during fork(): otherwise a child could inherit the mutex locked by a thread that does not exist in the child.
 std::mutex mutex_of_kept;
 [[maybe_unused]] const int guarded = pthread_atfork([] { mutex_of_kept.lock(); }, [] { mutex_of_kept.unlock(); },
                                                     [] { mutex_of_kept.unlock(); });
@@ -116,7 +118,7 @@ std::shared_ptr<const Geometry> geometry_of(const Layout& layout) {
     std::shared_ptr<const Geometry> geometry;
   };
   constexpr size_t kMost = 16;
-  constexpr int kLargestKept = 1 << 16;  // patches: one or two megabytes
+  constexpr int kLargestKept = 1 << 16;  // patches; such a geometry takes 1 to 2 MB
   static std::vector<Kept> kept;  // most recently used first
 
   {

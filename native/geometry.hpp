@@ -1,4 +1,5 @@
-// The cells, tiles and coarse cells of foveal attention: lists of the tokens in each, as the kernels read them.
+// The grid of foveal attention: the tokens of each cell and tile, the cells of each coarse cell, and the cells that
+// each tile covers, as lists in CSR form.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace attendless {
 
-// `Groups` with memory of their own.
+// Groups that own their memory.
 struct Grouping {
   std::vector<int32_t> start, member;
   Groups view() const { return {int(start.size()) - 1, start.data(), member.data()}; }
@@ -18,7 +19,7 @@ struct Grouping {
 
 class Geometry {
  public:
-  // `places` [images, patches]: the grid position of each patch; null: every position is taken, in order.
+  // `places` [images, patches]: the grid position of each patch; null: patch i is at position i, and the grid is full.
   Geometry(const Layout& layout, const int32_t* places, int images, int patches);
   void fill(Foveal& foveal) const;
 
@@ -30,7 +31,7 @@ class Geometry {
   std::vector<int32_t> parent_;
 };
 
-// The geometry of a full grid. The layers of a model share a grid, so the last few geometries are cached.
+// The geometry of a full grid. The most recent geometries are cached, because the layers of a model share a grid.
 std::shared_ptr<const Geometry> geometry_of(const Layout& layout);
 
 }  // namespace attendless

@@ -1,8 +1,16 @@
-// One softmax over a list of keys for a group of queries that fill the lanes: forward, and backward.
+// Softmax attention of one group of queries over one list of keys, with one query per lane: forward and backward pass.
 //
-// Keys are taken kChunk at a time: scores, the running maximum and sum, then the values, so that what is reused stays
-// in the first-level cache and nothing grows with the list. Scores are kept in units of log 2, the factor folded into
-// the queries and the biases.
+// Forward loop order (online softmax):
+//     for each chunk of kChunk keys
+//         scores [keys][lanes] = K qT, by Tile::dot
+//         update the running maximum; rescale sums and results if the maximum has grown by more than 8
+//         weights = 2^(score - base); bf16: rounded, two keys per word
+//         results [lanes][value channels] += weights · V, by Weigh::add
+//     for each blur: results += mass · scale · q H
+//     divide the results by the sum of the weights
+// The working set of a chunk stays in the L1 cache, and scratch memory does not grow with the list.
+//
+// Scores are in base 2: log2 e is folded into the queries (bf16: into the factor of the scores) and into the biases.
 #pragma once
 
 #include "bytes.hpp"
@@ -25,9 +33,16 @@ struct Group {
   using Lanes = typename T::Lanes;
   static constexpr int L = T::kLanes;
 
-  // Scratch: a query's channels, values' channels and a chunk's scores, transposed or not; `keys` and what follows are
-  // for the backward pass, `keys` and `turns` also for what blurs add. `weights` are the scores in words, where those
-  // hold more than one number; `keys` also the queries in bfloat16, where scores are products of bytes.
+  // Scratch memory. Shapes, with channels padded to 16 words:
+  //     keysT    [key channels][L]     queries
+  //     valuesT  [value channels][L]   backward: output gradients; bf16 forward: q H, as [L][value channels]
+  //     scores   [kChunk][L]           scores, then weights
+  //     keys     [L][key channels]     backward: queries; forward: mass · q (fp32) or bf16 queries (int8), transposed
+  //     grads    [key channels][L]     backward: query gradients
+  //     values   [L][value channels]   forward: results; backward: output gradients
+  //     slopes   [kChunk][L]           backward: gradients of the scores
+  //     turns    [key channels][L]     backward, per blur: H times the output gradients, then mass · q
+  //     weights  [kChunk / 2][L]       bf16: weights of two keys per word
   struct Memory {
     float *keysT, *valuesT, *scores;
     float *keys, *grads, *values, *slopes, *turns[2];
@@ -51,7 +66,7 @@ struct Group {
     const int score_words = words<Score>(rows.width), value_width = padded(rows.value_width);
     Word* const qT = reinterpret_cast<Word*>(memory.keysT);
     float *const out = memory.values, *const p = memory.scores;
-    Lanes factor = Lanes::splat(scale * kLog2e);  // of the scores; of floats it is in the queries
+    Lanes factor = Lanes::splat(scale * kLog2e);  // multiplies the scores; in fp32, `gather` applies it to the queries
     Weight* const halves = reinterpret_cast<Weight*>(P::kBytes ? memory.keys : memory.keysT);
     if constexpr (P::kRounds) {
       T::gather(queries.q, queries.count, KvTable<P>::key_words(rows.width), halves);
@@ -98,7 +113,7 @@ struct Group {
     }
     float share[L], lse[L];
     UNROLL for (int j = 0; j < T::kVectors; ++j) {
-      // Nothing to look at gives 0, as PyTorch does.
+      // A query without a visible key has result 0, as in PyTorch.
       S::store(share + j * S::kWidth, total.at[j] == 0.f ? F{} : 1.f / total.at[j]);
       S::store(lse + j * S::kWidth, (base.at[j] + S::log2(total.at[j])) * kLn2);
     }
@@ -108,8 +123,12 @@ struct Group {
     }
   }
 
-  // Adds to `grads` (the same rows as `rows`) and writes each query's gradient. `repeats`: the list may name a row more
-  // than once.
+  // Adds key, value and bias gradients to `grads`, which has the same rows as `rows`, and writes the gradient of each
+  // query. `repeats`: the list may name a row more than once.
+  //
+  // Recomputes the weights from `lse`, chunk by chunk. With g the output gradient of a query, the gradient of a score
+  // is weight · (g · v - g · out). Rows of a blur also add the derivative of the correction, g · (scale · q H), to g ·
+  // v.
   static void backward(const KvTable<P>& rows, const KvTable<P>& grads, const int32_t* list, int count,
                        const Queries<P>& queries, float scale, bool repeats, const Blurs<P>& blurs, Cursor scratch) {
     const int width = padded(rows.width), value_width = padded(rows.value_width);
@@ -124,7 +143,7 @@ struct Group {
     std::memset(q_gradT, 0, sizeof(float) * L * width);
     float shift[L], mean[L];
     for (int i = 0; i < L; ++i) {
-      shift[i] = kInfinity;  // an unused lane, or a query that sees nothing: every weight is 0
+      shift[i] = kInfinity;  // unused lane, or query without a visible key: every weight is 0
       mean[i] = 0.f;
       if (i >= queries.count) continue;
       if (*queries.lse[i] != -kInfinity) shift[i] = *queries.lse[i] * kLog2e;
@@ -195,8 +214,8 @@ struct Group {
     for (int i = 0; i < L; i += Q) Rows::template add<Q>(row, p + i, L, count, out + i * width, width);
   }
 
-  // Scores become weights 2^(score - base), which are added to `total`: in place, or rounded as words of several rows. What
-  // lies behind the last row is 0.
+  // Computes the weights 2^(score - base) and adds them to `total`. fp32 weights replace the scores; bf16 weights are
+  // rounded and packed, two rows per word. The weight after an odd last row is 0.
   static INLINE const Weight* weights(float* p, int count, const Lanes& base, Lanes& total,
                                       [[maybe_unused]] const Memory& memory) {
     const auto weight = [&](int r, int j) INLINE_LAMBDA {
@@ -251,7 +270,7 @@ struct Group {
     x.store(to);
   }
 
-  // xT[c][lane] · by[lane] · factor
+  // to[c][lane] = xT[c][lane] · by[lane] · factor
   static INLINE void scaled(const float* xT, int width, const Lanes& by, float factor, float* to) {
     for (int c = 0; c < width; ++c) {
       Lanes x = Lanes::load(xT + c * L);
@@ -260,7 +279,7 @@ struct Group {
     }
   }
 
-  // The weights of a chunk, which starts `at`, that belong to a blur.
+  // mass[lane] += the weights of the rows of `blur` in the chunk that starts at list position `at`.
   static INLINE void add_mass(const Blur<P>& blur, int at, int count, const Weight* p, Lanes& mass) {
     int r = most_of(blur.begin - at, 0);
     const int end = least(blur.end - at, count);
@@ -281,8 +300,8 @@ struct Group {
     }
   }
 
-  // turnT[c][lane] = Σ_e slope[c][e] · gT[e][lane]; returned is its product with the queries: what a blur's mass adds
-  // to the result, along g.
+  // turnT[c][lane] = Σ_e slope[c][e] · gT[e][lane]. Returns scale · Σ_c q[c] · turnT[c] per lane: the derivative of
+  // g · result with respect to the mass of the blur.
   static INLINE Lanes turn(const float* const* slope, const float* qT, const float* gT,
                            const KvTable<P>& rows, float* turnT) {
     Lanes sum = Lanes::splat(0.f);
@@ -294,9 +313,9 @@ struct Group {
     return sum;
   }
 
-  // Weights are 2^(score - base). The base follows the largest score, but only once it lags far behind: until then
-  // weights are large and no less exact, and what was summed can stay as it is. Where weights are rounded it is a whole
-  // number, so that they are rounded alike whatever it is.
+  // Lazy rescaling. Weights are 2^(score - base). `base` is set to the running maximum only if a lane lags behind by
+  // more than 8: weights up to 2^8 are as accurate, and most chunks then need no rescaling. If weights are rounded to
+  // bf16, `base` is an integer, so that the rounding does not depend on `base`.
   static INLINE void rescale(Lanes& base, const Lanes& most, Lanes (&sums)[3], float* out, int width) {
     bool behind = false;
     UNROLL for (int j = 0; j < T::kVectors; ++j) behind |= S::any(most.at[j] > base.at[j] + 8.f);

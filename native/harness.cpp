@@ -1,6 +1,6 @@
-// The kernels against loops over their definitions, without Python: for sanitizers that Python drowns in noise, for
-// other compilers and for processors that are only emulated. Random problems on every instruction set there is, with
-// one to four threads, from two callers at once.
+// Compares the kernels with loops over their definitions, without Python. It is for sanitizers that report false
+// positives in Python, for other compilers and for emulated processors. Runs random problems on every available
+// instruction set, with one to four threads, from two concurrent callers.
 //
 //     harness [problems] [seed]
 #include <cstring>
@@ -15,7 +15,7 @@ using namespace attendless;
 
 namespace {
 
-using Lists = std::vector<std::vector<int>>;  // the keys of each query of each head of each image
+using Lists = std::vector<std::vector<int>>;  // [images · heads · queries]: the keys of each query
 
 View view(Values& x, const Problem& p, int tokens, int width) {
   return {x.data(), int64_t(p.heads) * tokens * width, int64_t(tokens) * width, width, width};
@@ -23,7 +23,7 @@ View view(Values& x, const Problem& p, int tokens, int width) {
 
 using Halves = std::vector<Bf16>;
 
-// What bfloat16 leaves of a number: eight digits, the last of them rounded.
+// Rounds to the eight significant bits of bf16.
 float nearest(float x) {
   int exponent;
   const float digits = std::ldexp(std::frexp(x, &exponent), 8);
@@ -43,7 +43,7 @@ float wide(Bf16 x) {
   return value;
 }
 
-// Everything a problem's pointers point at. Queries, keys and values are such that bfloat16 holds them too.
+// A random problem, and the memory its pointers refer to. Queries, keys and values are exact in bf16.
 struct Tensors {
   Problem problem{};
   Values q, k, v, bias, out, lse, out_grad, q_grad, k_grad, v_grad, bias_grad;
@@ -73,8 +73,8 @@ struct Tensors {
     problem.lse = lse.data();
   }
 
-  // The kernel, once more in bfloat16, and with scores of bytes if it has them: it must give the same to its rounding, a
-  // share of the largest value. Means and first-order corrections are rounded too.
+  // Runs the kernel in fp32, in bf16 and, for foveal attention, with int8 scores. bf16 and int8 results must equal the
+  // fp32 results up to rounding, relative to the largest value. Means and first-order corrections are rounded too.
   template <class Args>
   void run(void (*kernel)(const Args&), Args args) const {
     const Args given = args;
@@ -100,7 +100,7 @@ struct Tensors {
       args.bytes = true;
       compare(1.f / 16, "a result of scores in bytes");
     }
-    kernel(given);  // gradients are of floats: log Σ exp too
+    kernel(given);  // the fp32 backward pass needs the fp32 lse
   }
 
   void want_gradients() {
@@ -112,7 +112,7 @@ struct Tensors {
   }
 };
 
-// The definition, and its derivative: each query's softmax over its own list.
+// Compares results, and gradients if `backward`, with the definition: for each query, a softmax over its list.
 void check(const Tensors& t, const Lists& lists, bool backward) {
   const Problem& p = t.problem;
   const int D = p.q.width, E = p.v.width;
@@ -213,8 +213,8 @@ void try_gather(Random& random) {
   check(t, lists, true);
 }
 
-// With every cell chosen foveal attention is full attention, to any order; with few, it and its gradients must still be
-// the same on any thread.
+// If every cell is chosen, foveal attention is full attention, for any order of correction. With fewer cells, results
+// and gradients must be bit-identical for any number of threads.
 void try_foveal(Random& random) {
   const int height = random.from(1, 12), width = random.from(1, 12), prefix = random.from(0, 5);
   const int cell = random.from(1, 3), tile = random.from(1, 5), coarse = cell * random.from(0, 2);
@@ -244,7 +244,7 @@ void try_foveal(Random& random) {
     try {
       few = geometry_of(Layout(Fields<Layout>{{height, width, prefix, cell, tile, coarse, budget, order}}));
     } catch (const std::invalid_argument&) {
-      continue;  // a tile covers more cells
+      continue;  // a tile covers more cells than the budget
     }
     few->fill(foveal);
     std::vector<Values> first;
@@ -259,7 +259,7 @@ void try_foveal(Random& random) {
   }
 }
 
-// The choice is checked by what it must be, and attending by the choice.
+// Compares the choice with the definition, and the attention with a softmax over the chosen keys.
 void try_sparsifiner(Random& random) {
   Tensors t(random, random.from(1, 120));
   const Problem& p = t.problem;
@@ -268,7 +268,7 @@ void try_sparsifiner(Random& random) {
   const size_t table = size_t(ranks) * p.tokens, each = random.from(0, 1) ? table : 0;  // a basis for each image
   Values coefficients = random.values(rows * ranks), basis = random.values(each ? table * p.batch : table);
   for (Values* x : {&coefficients, &basis}) {
-    for (float& number : *x) number = number < 0.f ? 0.f : std::round(4.f * number) / 4.f;  // sums are exact; ties
+    for (float& number : *x) number = number < 0.f ? 0.f : std::round(4.f * number) / 4.f;  // exact sums; ties
   }
   std::vector<int32_t> indices(rows * budget), counts(rows);
   Sparsifiner args{};

@@ -1,4 +1,4 @@
-// What the harness's problems share: random numbers, and a way to say that something is wrong.
+// Shared by the problems of the harness: random numbers, comparison and failure.
 #pragma once
 
 #include <algorithm>

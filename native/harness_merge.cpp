@@ -1,5 +1,6 @@
-// Merging against loops over its definition. Cosines that differ only by rounding may be exchanged, so the decisions of
-// the kernel (its owners) are checked in double precision, and its outputs against its own decisions.
+// Compares token merging with loops over its definition. Rounding may change the order of nearly equal cosines.
+// Therefore the decisions of the kernel (its owners) are checked in double precision, with a tolerance. Its outputs are
+// compared with the outputs that follow from these decisions.
 #include <algorithm>
 #include <numeric>
 
@@ -132,7 +133,7 @@ void try_merge(Random& random) {
         wrong("merging moves a patch to another cell");
       }
     }
-    for (int k = 0; k < left && m.by_importance; ++k) {  // a mean by importance keeps the mean length
+    for (int k = 0; k < left && m.by_importance; ++k) {  // a mean by importance has the mean norm
       double* const row = rows + (m.prefix + k) * C;
       const double scale = std::min(2., lengths[size_t(k)] / length(row, C));
       for (int c = 0; c < C; ++c) row[c] *= scale;

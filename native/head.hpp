@@ -1,5 +1,8 @@
-// One head of one image: its keys and values copied into a table of rows that lists can name, and the queries of a tile
-// found in the caller's tensors.
+// Access to one head of one image in the caller's tensors.
+//     Head           row pointers into strided tensors
+//     Channels       copies and sums over the channels of rows
+//     pack_*         copies keys and values into a KvTable, padded, and converts the element type
+//     attend_all*    attends from any number of queries to one list, kGroup queries at a time
 #pragma once
 
 #include "attend.hpp"
@@ -7,8 +10,8 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
-// Room for a group's queries in padded words, and for its results in floats, where numbers are rounded: null where the
-// caller's are used.
+// Scratch copies for a group of queries in bf16: queries [kGroup][channels padded to 16 words], results
+// [kGroup][channels] in fp32. Null if the kernel reads or writes the caller's rows directly.
 template <class P>
 struct Aside {
   typename P::Key* q = nullptr;
@@ -24,7 +27,7 @@ struct Aside {
   }
 
  private:
-  // The caller's rows are words, and need no padding.
+  // Whether the caller's rows already consist of aligned words and need no padding.
   static INLINE bool whole_words(const View& q) {
     using Key = typename P::Key;
     constexpr int kNumbers = WordOf<Key>::kNumbers;
@@ -33,20 +36,21 @@ struct Aside {
   }
 };
 
-// How many parts of one head's work keep every thread busy: four for each, one if there is one thread alone.
+// Number of parts of a step of one head: about four parts per thread over all heads, for load balance; 1 for one
+// thread.
 INLINE int parts_of_head(const Problem& problem) {
   const int heads = problem.batch * problem.heads;
   return problem.threads > 1 ? (4 * problem.threads + heads - 1) / heads : 1;
 }
 
-// The items of one of several equal parts.
+// The range of items of one of `parts` equal parts.
 struct Slice {
   int begin, end;
   INLINE Slice(int count, int part, int parts)
       : begin(int(int64_t(count) * part / parts)), end(int(int64_t(count) * (part + 1) / parts)) {}
 };
 
-// The rows of one head in the caller's tensors.
+// Row pointers of one head into the caller's tensors.
 struct Head {
   const Problem& problem;
   int image, head;
@@ -55,7 +59,7 @@ struct Head {
   INLINE T* row(const View& view, int64_t token) const {
     return static_cast<T*>(view.data) + image * view.batch + head * view.head + token * view.token;
   }
-  // `visit` is given a pointer to floats or to bfloat16.
+  // Calls `visit` with a pointer to fp32 or bf16, according to the element type of the tensor.
   template <class Visit>
   INLINE void at(const View& view, int64_t token, Visit visit) const {
     if (view.element == Element::bf16) {
@@ -90,12 +94,12 @@ struct Head {
   }
 };
 
-// Vectors over the channels of rows of any width.
+// Vectorised operations over the channels of rows.
 template <int W>
 struct Channels {
   using S = Simd<W>;
 
-  // Floats or bfloat16, whichever either is.
+  // Copies `width` numbers and converts between fp32 and bf16. Neither row needs padding.
   template <class To, class From>
   static INLINE void copy(To* to, const From* from, int width) {
     int c = 0;
@@ -107,7 +111,7 @@ struct Channels {
     copy_vector(lane, rest);
     for (int i = 0; c + i < width; ++i) to[c + i] = lane[i];
   }
-  // A row of a table: zeros to the end of the last of 16 words.
+  // Copies to a table row, padded with 0 to a multiple of 16 words.
   template <class To, class From>
   static INLINE void copy_padded(To* to, const From* from, int width) {
     copy(to, from, width);
@@ -115,7 +119,7 @@ struct Channels {
     std::memset(static_cast<void*>(to + width), 0, sizeof(To) * size_t(end - width));
   }
 
-  // to = Σ_i factor(i) · from(i), a row with its channels in registers.
+  // to[c] = Σ_i factor(i) · from(i)[c]. Loops over blocks of channels, then rows: accumulators stay in registers.
   template <class From, class Factor>
   static INLINE void sum(float* to, int count, int width, From from, Factor factor) {
     int c = 0;
@@ -128,11 +132,11 @@ struct Channels {
     }
   }
 
-  // These run over whole rows of a table, whose width is a multiple of 16.
+  // `add` and `dot_difference` take padded table rows: width is a multiple of 16.
   static INLINE void add(float* to, const float* from, float factor, int width) {
     for (int c = 0; c < width; c += W) S::store(to + c, S::load(to + c) + S::load(from + c) * factor);
   }
-  // Σ a (b - c)
+  // Σ_i a[i] · (b[i] - c[i])
   static INLINE float dot_difference(const float* a, const float* b, const float* c, int width) {
     typename S::F sum{};
     for (int i = 0; i < width; i += W) sum += S::load(a + i) * (S::load(b + i) - S::load(c + i));
@@ -149,7 +153,8 @@ struct Channels {
     }
   }
 
-  // Eight sums are on their way at once, of several rows if their channels are fewer: one alone waits for itself.
+  // Sums K vectors of channels. Keeps eight independent accumulators (several rows if K < 8), because a single FMA
+  // chain is latency-bound.
   template <int K, class From, class Factor>
   static INLINE void sum_vectors(float* to, int c, int count, From from, Factor factor) {
     constexpr int R = 8 / K;
@@ -174,7 +179,7 @@ struct Channels {
   }
 };
 
-constexpr int kAhead = 16;  // rows
+constexpr int kAhead = 16;  // prefetch distance in rows
 
 INLINE void prefetch_token(const Head& head, int64_t token) {
   head.at(head.problem.k, token, [&](const auto* key) { prefetch(key, head.problem.k.width); });
@@ -189,13 +194,14 @@ INLINE void pack_token(const Head& head, const KvTable<P>& rows, int64_t to, int
   rows.bias[to] = head.biases() ? head.biases()[token] * kLog2e : 0.f;
 }
 
-// One of several parts of a table that has a row for each token.
+// Packs one of `parts` parts of a table with one row per token.
 template <int W, class P>
 INLINE void pack_tokens(const Head& head, const KvTable<P>& rows, int part, int parts) {
   const Slice tokens(head.problem.tokens, part, parts);
   for (int i = tokens.begin; i < tokens.end; ++i) pack_token<W, P>(head, rows, i, i);
 }
 
+// Copies one row of key, value and bias gradients to the caller's tensors.
 template <int W>
 INLINE void unpack_gradient(const Head& head, const KvTable<Single>& grads, int64_t from, int64_t token) {
   Channels<W>::copy(head.row(head.problem.k_grad, token), grads.key(from), grads.width);
@@ -203,7 +209,7 @@ INLINE void unpack_gradient(const Head& head, const KvTable<Single>& grads, int6
   if (head.problem.bias_grad) head.problem.bias_grad[head.index(token)] = grads.bias[from];
 }
 
-// Floats of scratch that attending to a list takes.
+// Scratch floats for `attend_all` and `attend_all_backward`.
 template <int W, class P>
 int64_t attend_scratch(const Problem& problem) {
   return counted([&](Cursor& memory) {
@@ -212,7 +218,7 @@ int64_t attend_scratch(const Problem& problem) {
   });
 }
 
-// Attend from `count` queries, however many, to the rows of one list.
+// Attends from `count` queries to the `keys` rows of one list, kGroup queries at a time.
 template <int W, class P>
 void attend_all(const Head& head, const KvTable<P>& rows, const int32_t* list, int keys, const int32_t* token, int count,
                 Cursor scratch, const Blurs<P>& blurs = {}) {

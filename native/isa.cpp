@@ -1,9 +1,9 @@
-// One instruction set's kernels. CMake compiles this file several times, each with its flags, its ATTENDLESS_ISA (a
-// name) and its ATTENDLESS_WIDTH (floats in a vector). `wide` is avx512's width compiled for AVX2: on machines without
-// AVX-512 it tests that code. avx512bf16 differs from avx512 in the products of bfloat16 and of bytes (words.hpp) and in
-// rounding to bfloat16 (simd.hpp) alone; armv86 from portable in these products.
+// The kernels of one instruction set. CMake compiles this file once per instruction set, with its own flags,
+// ATTENDLESS_ISA (the name) and ATTENDLESS_WIDTH (floats per vector). `wide` compiles the AVX-512 width for AVX2, to
+// test that code on machines without AVX-512. avx512bf16 differs from avx512 only in the products of bf16 and int8
+// (words.hpp) and in rounding to bf16 (simd.hpp). armv86 differs from portable only in these products.
 //
-// A new kernel needs a header like block.hpp, an entry in Kernels, and a line here.
+// A new kernel needs a header like block.hpp, an entry in Kernels, and a function here.
 #include "block.hpp"
 #include "foveal.hpp"
 #include "gather.hpp"
@@ -19,7 +19,7 @@ namespace {
 
 constexpr int W = ATTENDLESS_WIDTH;
 
-// Queries in bfloat16 ask for products of bfloat16; gradients are computed in floats.
+// The type of the queries selects the precision of the forward pass. Backward passes are fp32.
 template <template <int, class> class Worker, class Args>
 void run(const Args& args) {
   if (args.problem.q.element == Element::bf16) {

@@ -1,4 +1,6 @@
-// The interface between api.cpp and the kernels of each instruction set: plain structs, no code.
+// The interface between api.cpp and the kernels of each instruction set: plain structs with the arguments of each
+// kernel, and a table of function pointers (Kernels). api.cpp has checked all sizes and indices, except the lists of
+// Gather.
 #pragma once
 
 #include <cstddef>
@@ -8,8 +10,8 @@
 
 namespace attendless {
 
-// A [batch, heads, tokens, channels] tensor of any strides (in elements) but the last, which is 1. Kernels read and write
-// f32; in a forward pass q, k, v and out may also be bf16. attendless.sparse.table says which.
+// A tensor [batch, heads, tokens, channels] with strides in elements; the stride of the channels is 1. Kernels read and
+// write f32. In a forward pass, q, k, v and out may also be bf16; attendless.sparse.table lists the types.
 struct View {
   void* data;
   int64_t batch, head, token;
@@ -17,26 +19,27 @@ struct View {
   Element element = Element::f32;
 };
 
-// Members of each of `count` groups, one after the other: group g holds member[start[g]] … member[start[g + 1] - 1].
+// Groups of integers in CSR form: group g of `count` holds member[start[g]] … member[start[g + 1] - 1].
 struct Groups {
   int count;
   const int32_t* start;
   const int32_t* member;
 };
 
-// The part that every attention over lists of keys has. Gradients are null in the forward pass.
+// The arguments that every attention over lists of keys has. The data pointers of gradients are null in the forward
+// pass.
 struct Problem {
   int batch, heads, tokens, threads;
   float scale;
   View q, k, v, out;
-  const float* bias;  // [batch, tokens], added to every score of a key, or null
-  float* lse;         // [batch, heads, tokens]: log Σ exp of each query's scores
+  const float* bias;  // [batch, tokens]: added to the scores of each key; or null
+  float* lse;         // [batch, heads, tokens]: log Σ exp of the scores of each query
   View out_grad, q_grad, k_grad, v_grad;
   float* bias_grad;  // [batch, heads, tokens], or null
-  bool repeats;      // a list that queries share may name a key more than once; the backward pass depends on it
+  bool repeats;      // backward pass: a shared list may name a key more than once
 };
 
-// One image's grid: the tokens of each cell and of each tile. Prefix tokens are in neither.
+// The grid of one image: the tokens of each cell and of each tile, without prefix tokens.
 struct Image {
   Groups cells, tiles;
 };
@@ -44,35 +47,35 @@ struct Image {
 struct Foveal {
   Problem problem;
   int prefix, budget;
-  int order;           // 1: add the first-order correction of the blurred cells
-  bool bytes;          // scores are products of bytes; values are bf16
-  const Image* image;  // one per image of the batch, or one for all
+  int order;           // 1: add the first-order correction of the averaged cells
+  bool bytes;          // QKᵀ in int8; values are bf16
+  const Image* image;  // [images]; images is 1 (shared) or the batch size
   int images;
-  Groups parents;     // the cells of each coarse cell; none if there is one level
+  Groups parents;     // the cells of each coarse cell; no groups if there is one level of averaging
   const int32_t* parent;  // the coarse cell of each cell
-  Groups own;         // the cells each tile covers
-  int32_t* chosen;    // [batch, heads, tiles, budget], ascending: written by `select`, read by `attend` and backward;
-                      // null: the caller does not need it
-  bool select, attend;
+  Groups own;         // the cells that each tile covers: always chosen
+  int32_t* chosen;    // [batch, heads, tiles, budget], ascending: written if `select`, otherwise read; null: the caller
+                      // does not need the choice
+  bool select, attend;  // choose cells; attend to them
 };
 
 struct Block {
   Problem problem;
-  Groups queries;  // of each tile
-  Groups keys;     // of each tile, the same for every head, or of each head's tiles, one head after the other
+  Groups queries;  // the queries of each tile
+  Groups keys;     // the key list of each tile: [tiles] if shared by all heads, otherwise [heads, tiles]
 };
 
 struct Gather {
   Problem problem;
   const int32_t* indices;  // [batch, heads, tokens, longest]: the keys of each query
-  const int32_t* counts;   // [batch, heads, tokens]: how many of them count, the first ones; null: all
+  const int32_t* counts;   // [batch, heads, tokens]: the first `counts` keys are used; null: all
   int longest;
-  int32_t* wrong;  // set if an index is no token, or a count no number of keys
+  int32_t* wrong;  // set to 1 if an index is not a token or a count is out of range
 };
 
-// Each query has a list of keys of its own: those with the largest connectivity, which is coefficients × basis.
+// Each query attends to the keys with the largest connectivity; connectivity = coefficients × basis.
 struct Sparsifiner {
-  // A table of numbers: the same for all images, or another for each, which begins `image` numbers after the last one.
+  // A table for all images (`image` = 0), or one per image, `image` numbers apart.
   struct Table {
     const float* data;
     int64_t image;
@@ -80,43 +83,45 @@ struct Sparsifiner {
   };
   Problem problem;
   int budget, prefix;
-  float tau;          // coefficients up to this count as 0
-  int top;            // and those smaller than so many others; 0: any number counts
+  float tau;          // coefficients ≤ tau count as 0
+  int top;            // only the `top` largest coefficients count; 0: all
   View coefficients;  // [batch, heads, tokens, ranks]
-  Table basis;        // [ranks, tokens]: how much each rank connects to each token
+  Table basis;        // [ranks, tokens]: the connectivity of each rank with each token
   View tail_scores, tail_values;  // [batch, heads, tokens, ranks] and [batch, heads, ranks, channels]
-  Table share;        // [tokens, ranks]: each key's part in each rank's tail; null: there is no tail
-  int32_t* indices;   // [batch, heads, tokens, budget], to choose only; null: to attend
+  Table share;        // [tokens, ranks]: the share of each key in the tail of each rank; null: no tail
+  int32_t* indices;   // [batch, heads, tokens, budget]: only choose keys; null: attend
   int32_t* counts;    // [batch, heads, tokens]
 };
 
-// A [batch, tokens, channels] tensor of any strides (in floats) but the last, which is 1.
+// A tensor [batch, tokens, channels] with strides in floats; the stride of the channels is 1.
 struct Rows {
   float* data;
   int64_t batch, token;
   int width;
 };
 
-// Token merging: of the patches of each image, `sources` are matched with the others, and `merged` of them join theirs.
+// Token merging: `sources` patches of each image are matched with the other patches, and `merged` of them are averaged
+// into their match.
 struct Merge {
   int batch, threads;
-  int height, width;  // of the grid
+  int height, width;  // size of the grid
   int prefix, patches, merged, sources;
   bool by_importance;  // the sources are the least important patches; otherwise every second patch
-  int window;  // patches of the grid a side, within which a partner is looked for; 0: anywhere
+  int window;  // side in patches of the window that source and target must share; 0: no windows
   float protect;
   Rows x, out;
-  View keys;  // [batch, heads, tokens, channels]: compared are their sums over the heads
+  View keys;  // [batch, heads, tokens, channels]: similarity is the cosine of the keys summed over the heads
   int heads;
   const float* importance;  // [batch, tokens], or null
   const float* sizes;       // [batch, patches]: how many patches each token represents; null: 1
-  const int64_t* cells;     // [batch, patches]: the place of each token on the grid; null: its index
-  const int64_t* owners;    // [batch, cells of the grid]: the token that represents each place, or -1; null: the token there
-  float* sizes_out;         // the same for the tokens that remain
+  const int64_t* cells;     // [batch, patches]: the grid position of each token; null: its index
+  const int64_t* owners;    // [batch, positions]: the token that represents each grid position, or -1; null: derived
+                            // from `cells`
+  float* sizes_out;         // sizes, cells and owners of the remaining tokens
   int64_t *cells_out, *owners_out;
 };
 
-// One instruction set's functions.
+// The kernels of one instruction set.
 struct Kernels {
   const char* name;
   void (*foveal)(const Foveal&);

@@ -1,5 +1,8 @@
-// What an attention over a list looks at and looks from: a head's keys and values as rows that a list names by number,
-// and a group of queries that share the list.
+// Data structures of attention over a list of keys:
+//     KvTable   packed keys, values and biases of one head; a list names its rows by number
+//     Queries   pointers to up to kGroup queries that share a list, and to their results
+//     Blur      a range of list positions whose rows are means, with their first-order correction matrix
+//     Chunk     pointers to the next kChunk rows of a list
 #pragma once
 
 #include "scratch.hpp"
@@ -8,11 +11,13 @@
 namespace attendless::ATTENDLESS_ISA {
 
 constexpr int kChunk = 48;  // a multiple of every Tile::kBlock and of every W
-constexpr int kGroup = 16;  // queries at most in one tile of lanes
-// Words of a table that caches hold. Rows of a larger one are prefetched a chunk ahead; elsewhere that costs some per cent.
+constexpr int kGroup = 16;  // maximum number of queries in one tile of lanes
+// Table size in words up to which the caches hold a table. Rows of larger tables are prefetched one chunk ahead; for
+// smaller tables, prefetching costs a few per cent.
 constexpr int64_t kCached = 4 << 20;
 
-// A head's keys and values (or their gradients). Rows are padded with zeros to a multiple of 16 words.
+// Keys and values of one head, or their gradients. Keys are [rows][key channels], values [rows][value channels]; each
+// row is padded with 0 to a multiple of 16 words.
 template <class P>
 struct KvTable {
   using Key = typename P::Key;
@@ -20,12 +25,12 @@ struct KvTable {
   static constexpr bool kRounds = P::kRounds;
   Key* k;
   Value* v;
-  float* bias;  // of each row: in units of log 2, or its gradient
-  uint8_t* bytes;   // of the keys, their scales and offsets, where scores are products of bytes
+  float* bias;      // [rows]: bias · log2 e, because scores are in base 2; or the gradient of the bias
+  uint8_t* bytes;   // int8 keys [rows][key channels padded to 16 words], with scale and offset per row (Byte only)
   float* scale;
   int32_t* offset;
   int width, value_width;
-  bool distant;  // larger than caches are
+  bool distant;  // larger than kCached: rows are prefetched
 
   INLINE KvTable(Cursor& memory, int64_t rows, int key_width, int value_width)
       : k(reinterpret_cast<Key*>(memory.floats(rows * key_words(key_width)))),
@@ -47,7 +52,7 @@ struct KvTable {
   INLINE Value* value(int64_t row) const { return v + row * value_stride(); }
   INLINE uint8_t* byte(int64_t row) const { return bytes + row * byte_words(width) * 4; }
 
-  // What a row's scores are products of.
+  // The key operand of QKᵀ: int8 words for Byte, otherwise the key itself.
   INLINE typename WordOf<typename P::Score>::Word* score_words(int64_t row) const {
     using Word = typename WordOf<typename P::Score>::Word;
     if constexpr (P::kBytes) {
@@ -57,7 +62,7 @@ struct KvTable {
     }
   }
 
-  // The same table from a row on.
+  // A view of the table that starts at `row`. Covers keys, values and biases, not bytes.
   INLINE KvTable from(int64_t row) const {
     KvTable rest = *this;
     rest.k = key(row);
@@ -67,17 +72,17 @@ struct KvTable {
   }
 };
 
-// Up to kGroup queries: where their rows lie, in the caller's tensors or beside them.
+// Up to kGroup queries. The pointers refer to the caller's tensors or to copies in scratch memory (Aside in head.hpp).
 template <class P>
 struct Queries {
   using Word = typename WordOf<typename P::Key>::Word;
   int count;
-  const Word* q[kGroup];  // padded with zeros, unless a word is one number
+  const Word* q[kGroup];  // bf16: rows are padded with 0 to a multiple of 16 words; fp32: not padded
   float *out[kGroup], *lse[kGroup];
   const float* out_grad[kGroup];
   float* q_grad[kGroup];
 
-  // For the forward pass: those from `first` on, at most `size`; the last is repeated in what is left of `size`.
+  // Forward pass only: at most `size` queries from `first` on. The last query is repeated up to `size`.
   INLINE Queries some(int first, int size) const {
     Queries part;
     part.count = least(size, count - first);
@@ -91,9 +96,10 @@ struct Queries {
   }
 };
 
-// Keys of a list that stand for many tokens each, from `begin` to `end`: what is seen of them turns with the query, as
-// their values do with their keys inside them. `slope` [key channel][value channel] is how; `grad` is its gradient, in
-// the backward pass. There is a pointer for each key channel, and the last is repeated kGroup times.
+// A range of list positions, [begin, end), whose rows are means of many tokens, with their first-order correction: the
+// result of query q increases by mass · scale · q H, where mass is the softmax weight of the range. `slope` points to
+// the rows of H, [key channels][value channels]; `grad` points to its gradient in the backward pass. Both have one
+// pointer per key channel and repeat the last one kGroup times, so that micro-kernels can take whole blocks.
 template <class P>
 struct Blur {
   int begin, end;
@@ -106,7 +112,7 @@ struct Blurs {
   Blur<P> at[2];
 };
 
-// The next kChunk keys of a list; the last is repeated so that micro-kernels may take whole blocks.
+// The next kChunk rows of a list. The last row is repeated, so that micro-kernels can take whole blocks.
 template <class P>
 struct Chunk {
   int count;
@@ -129,12 +135,12 @@ struct Chunk {
     }
   }
 
-  // What the sums of products start with, from a key on.
+  // Initial values of the QKᵀ accumulators, from key i on: biases for fp32, offsets for int8. For bf16 null (zeros).
   INLINE auto starts(int i) const {
     if constexpr (P::kBytes) {
       return offset + i;
     } else {
-      return P::kRounds ? nullptr : bias + i;  // the biases of rounded numbers are added to products times their factor
+      return P::kRounds ? nullptr : bias + i;  // bf16 queries are not scaled: product · factor + bias comes later
     }
   }
 };

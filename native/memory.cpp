@@ -1,3 +1,4 @@
+// Aligned allocation of scratch memory. A separate file, because instruction sets must not share inline functions.
 #include "memory.hpp"
 
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// Scratch memory: 64-byte aligned floats, given back at the end of the scope.
+// Scratch memory: a 64-byte aligned array of floats, freed by the destructor.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ class Memory {
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  float* data() const;  // not inline: instruction sets share no code
+  float* data() const;  // not inline: code for different instruction sets must not share functions (simd.hpp)
 
  private:
   float* data_;

@@ -1,9 +1,13 @@
-// Token merging as sparse/merging.py defines it: each source patch is matched with the most similar target, and the
-// `merged` sources with the largest similarity join their target.
+// Token merging, as defined in sparse/merging.py. Each source patch is matched with the most similar target, and the
+// `merged` sources with the largest similarity are averaged into their targets.
 //
-// Four steps, each divided among threads: patches are divided into sources and targets, sources are matched, each image
-// chooses the sources that merge, rows are written. If there are enough images for all threads, a piece of work is an
-// image.
+// Stages; the pieces of a stage run in parallel, with a barrier after each stage:
+//     divide   per image: divides patches into sources and targets
+//     sum      per image: sums the keys over the heads (only if there are several heads)
+//     match    per block of sources: most similar target (nearest.hpp)
+//     choose   per image: the sources that merge; sizes, cells and owners of the remaining patches
+//     join     per block of output rows: copies a token, or averages a target with its sources
+// If there are at least as many images as threads, every piece is one image.
 #pragma once
 
 #include "nearest.hpp"
@@ -19,20 +23,20 @@ class MergeRun {
   using S = Simd<W>;
   using F = typename S::F;
 
-  static constexpr float kLongest = 2.f;      // times its own length a mean may become
-  static constexpr float kHeaviest = 1e6f;    // weight in a mean
-  static constexpr int kFewest = 128;         // sources in a piece: each piece lays out all targets for itself
-  static constexpr int kFewestFloats = 1 << 16;  // of tokens in a piece, for the same price as waking a thread
+  static constexpr float kLongest = 2.f;      // maximum factor by which a mean is lengthened
+  static constexpr float kHeaviest = 1e6f;    // maximum weight in a mean
+  static constexpr int kFewest = 128;         // minimum number of sources per piece: each piece packs all targets again
+  static constexpr int kFewestFloats = 1 << 16;  // minimum output floats per piece: as expensive as waking a thread
 
-  // What is decided about an image. Sources and targets are numbered from 0, in the order of their patches.
+  // The decisions about one image. Sources and targets are numbered from 0, in the order of their patches.
   struct Image {
-    int32_t *source, *target;  // their patches, ascending
-    float* likeness;           // of a source to its partner
-    int32_t* partner;          // the target of a source
-    int32_t* place;            // of a patch among the patches that are left
-    int32_t* stay;             // the sources that stay
-    int32_t* first;            // the first source that joins a target, or -1
-    int32_t* next;             // the next source that joins the same target
+    int32_t *source, *target;  // [sources], [targets]: their patches, ascending
+    float* likeness;           // [sources]: similarity of a source and its partner
+    int32_t* partner;          // [sources]: the target of a source
+    int32_t* place;            // [patches]: index of a patch, or of its target, among the remaining patches
+    int32_t* stay;             // the sources that are not merged
+    int32_t* first;            // [targets]: linked list of merged sources: the first one, or -1
+    int32_t* next;             // [sources]: the next source of the same target, or -1
 
     INLINE Image(const Merge& args, Cursor& memory) {
       const int sources = args.sources, targets = args.patches - sources;
@@ -47,17 +51,17 @@ class MergeRun {
     }
   };
 
-  // What a thread needs besides.
+  // Scratch memory of a thread.
   struct Local {
     mutable Alike<W> alike;
-    int32_t *a, *b;              // sources and targets by window
-    int32_t *start_a, *start_b;  // where each window's begin
-    float *score, *zeros;        // for Select
-    int32_t *found, *chosen;     // by Select
+    int32_t *a, *b;              // sources and targets, sorted by window
+    int32_t *start_a, *start_b;  // [windows + 1]: start of each window in `a` and `b`
+    float *score, *zeros;        // inputs of Select: scores, biases
+    int32_t *found, *chosen;     // outputs of Select
 
     INLINE Local(const Merge& args, Cursor& memory) : alike(args.keys.width, args.patches - args.sources, memory) {
       const int sources = args.sources, windows = args.window ? windows_of(args) : 0;
-      const int most = args.by_importance ? args.patches : sources;  // that are selected from
+      const int most = args.by_importance ? args.patches : sources;  // maximum number of scores for Select
       a = memory.ints(sources);
       b = memory.ints(args.patches - sources);
       start_a = memory.ints(windows + 1);
@@ -73,10 +77,10 @@ class MergeRun {
 
   const Merge& args_;
   const int tokens_, sources_, targets_, stays_, threads_;
-  int match_pieces_, join_pieces_;  // of an image
-  int64_t image_, local_;           // floats of each
+  int match_pieces_, join_pieces_;  // pieces per image
+  int64_t image_, local_;           // sizes in floats
   float *images_, *locals_;
-  float* keys_;  // [batch, patches, channels], summed over the heads; none if there is one
+  float* keys_;  // [batch, patches, channels]: keys summed over the heads; null for a single head
   Stage stage_;
   int pieces_, taken_;
 
@@ -121,7 +125,7 @@ class MergeRun {
     return Image(args_, memory);
   }
 
-  // So many pieces of every image.
+  // Runs a stage with `pieces` pieces per image on all threads.
   void each(int pieces, Stage stage) {
     stage_ = stage;
     pieces_ = pieces * args_.batch;
@@ -155,7 +159,7 @@ class MergeRun {
     }
   }
 
-  // The numbers of the `budget` largest scores, ascending, in `local.chosen`.
+  // Writes the indices of the `budget` largest scores to `local.chosen`, ascending.
   static void select(const Local& local, float* score, int count, int budget) {
     std::memset(local.zeros, 0, sizeof(float) * padded(count));
     Select<W>::largest(score, local.zeros, count, nullptr, 0, budget, local.found, local.chosen);
@@ -172,7 +176,7 @@ class MergeRun {
     return data + image * keys.batch + head * keys.head + (args_.prefix + patch) * keys.token;
   }
 
-  // The keys of an image, summed over the heads: cosines are the same as of their mean.
+  // Sums the keys of an image over the heads. The cosine of sums equals the cosine of means.
   void sum(int number, const Local&) {
     const int width = args_.keys.width;
     for (int patch = 0; patch < args_.patches; ++patch) {
@@ -211,7 +215,7 @@ class MergeRun {
       for (int j = 0; j < targets_; ++j) local.b[j] = j;
       compare(number, image, local, local.a + from, to - from, local.b, targets_);
     }
-    if (args_.merged == sources_) return;  // all of them merge, so their order is not needed
+    if (args_.merged == sources_) return;  // all sources merge, so their similarities are not compared
     for (int i = from; i < to; ++i) {
       const int patch = image.source[i];
       image.likeness[i] /= Alike<W>::length(key(number, patch), args_.keys.width);
@@ -222,6 +226,7 @@ class MergeRun {
     }
   }
 
+  // Updates partner and likeness of `seeking` sources `a` from `held` targets `b`, Alike::kMost targets at a time.
   void compare(int number, const Image& image, const Local& local, const int32_t* a, int seeking, const int32_t* b,
                int held) const {
     for (int first = 0; first < held && seeking; first += Alike<W>::kMost, b += Alike<W>::kMost) {
@@ -239,7 +244,7 @@ class MergeRun {
   static int windows_of(const Merge& args) { return across(args) * ((args.height - 1) / args.window + 1); }
   static int across(const Merge& args) { return (args.width - 1) / args.window + 1; }
 
-  // Sources or targets by window, and in each window in their order.
+  // Counting sort of sources or targets by window; stable within a window.
   void sort(int number, const int32_t* patches, int count, int32_t* sorted, int32_t* start) const {
     const int windows = windows_of(args_), wide = across(args_);
     const auto window_of = [&](int i) {
@@ -250,7 +255,7 @@ class MergeRun {
     for (int i = 0; i < count; ++i) ++start[window_of(i) + 1];
     for (int w = 0; w < windows; ++w) start[w + 1] += start[w];
     for (int i = 0; i < count; ++i) sorted[start[window_of(i)]++] = i;
-    for (int w = windows; w; --w) start[w] = start[w - 1];  // each stands where the next began
+    for (int w = windows; w; --w) start[w] = start[w - 1];  // start[w] had advanced to the start of window w + 1
     start[0] = 0;
   }
 
@@ -272,7 +277,7 @@ class MergeRun {
         image.stay[i - going] = i;
       }
     }
-    for (int k = args_.merged; k--;) {  // the last first, so that each list is in order
+    for (int k = args_.merged; k--;) {  // inserts at the front, so in reverse order each list is ascending
       const int i = local.chosen[k], j = image.partner[i];
       image.next[i] = image.first[j];
       image.first[j] = i;
@@ -283,12 +288,12 @@ class MergeRun {
   INLINE float size(int number, int patch) const {
     return args_.sizes ? args_.sizes[int64_t(number) * args_.patches + patch] : 1.f;
   }
-  // The patch of the k-th row that is left; for a target, the patch that others join.
+  // The patch of the k-th remaining row: a source that stays, or a target.
   INLINE int patch_of(const Image& image, int k) const {
     return k < stays_ ? image.source[image.stay[k]] : image.target[k - stays_];
   }
 
-  // The sizes and cells of the patches that are left, and the patch that represents each cell.
+  // Writes size and cell of each remaining patch, and the remaining patch that owns each cell.
   void note(int number, const Image& image) const {
     const int left = args_.patches - args_.merged, grid = args_.height * args_.width;
     float* const sizes = args_.sizes_out + int64_t(number) * left;
@@ -330,14 +335,14 @@ class MergeRun {
 
   const float* token(int number, int at) const { return args_.x.data + number * args_.x.batch + at * args_.x.token; }
 
-  // The weight of a patch in a mean: its importance, or the tokens that it represents.
+  // The weight of a patch in a mean: its importance (clamped), or the number of patches it represents.
   INLINE float weight(int number, int patch) const {
     if (!args_.by_importance) return size(number, patch);
     const float importance = args_.importance[int64_t(number) * tokens_ + args_.prefix + patch];
     return importance > kShortest ? importance < kHeaviest ? importance : kHeaviest : kShortest;
   }
 
-  // The weighted mean of a target and the sources that join it; by importance, of their mean length.
+  // Weighted mean of a target and its sources. With `by_importance`, the mean is rescaled to their mean norm.
   void mean(int number, const Image& image, int j, float* to) const {
     const int width = args_.x.width;
     const int target = image.target[j];

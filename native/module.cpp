@@ -1,5 +1,5 @@
-// The Python module: tensors in and out as DLPack capsules, with the interpreter's lock released while a kernel runs. It
-// does not depend on PyTorch; attendless.sparse.native passes the tensors and allocates the results.
+// The Python module attendless._native. Tensors are DLPack capsules, and the GIL is released while a kernel runs. The
+// module does not depend on PyTorch: attendless.sparse.native passes the tensors and allocates the results.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -38,8 +38,8 @@ Element element_of(nb::dlpack::dtype type) {
   return Element::other;
 }
 
-// The arguments of one call from Python, in order: visits those of an operation and fills them in. Tensors are held
-// until it is destroyed.
+// The positional arguments of one call from Python: visits the arguments of an operation and fills them in. Holds
+// references to the tensors until it is destroyed.
 class FromPython {
  public:
   explicit FromPython(const nb::args& given) : given_(given) { held_.reserve(given.size()); }
@@ -145,7 +145,7 @@ class FromPython {
   std::vector<nb::ndarray<nb::device::cpu>> held_;
 };
 
-// An operation's arguments and results as text. A test compares it with attendless.sparse.table.
+// The arguments and results of an operation as text. A test compares the text with attendless.sparse.table.
 struct Signature {
   std::string text;
 

@@ -1,35 +1,36 @@
-// Of a few rows (`hold`), the one with the largest cosine to each of many others (`seek`).
+// Nearest neighbour by cosine: for each of many query rows (`seek`), the most similar of a few held rows (`hold`).
 //
-// The rows held are normalised and transposed, so that the lanes of a vector are rows, and several of those that seek
-// are compared at once. Only the best so far is kept: products are never written. A row counts from the first of equals,
-// and one with NaN in it is passed over.
+// `hold` normalises and transposes the held rows into blocks [width][W], with one row per lane. Loop order of `seek`:
+// for each group of kAtOnce query rows, for each two blocks, for each channel: broadcast, multiply, add. Only the
+// running maximum and its index are kept; products are not stored. Of equal products, the first held row is found. Rows
+// with NaN are never found.
 #pragma once
 
 #include "scratch.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
 
-constexpr float kShortest = 1e-12f;  // what F.normalize takes for the length of shorter rows
+constexpr float kShortest = 1e-12f;  // lower bound of a norm, as in F.normalize
 
 template <int W>
 class Alike {
   using S = Simd<W>;
   using F = typename S::F;
   using I = typename S::I;
-  static constexpr int kAtOnce = 6;  // rows that seek; with two vectors of rows held, sums for twelve
+  static constexpr int kAtOnce = 6;  // query rows per group; with two blocks of held rows, 12 accumulators
 
   const int width_;
-  float* const table_;  // vectors of W rows one after the other; in each, channel by channel
+  float* const table_;  // [blocks][width][W]
   int blocks_ = 0;
 
  public:
-  static constexpr int kMost = 512;  // rows held: at 64 channels half of a second-level cache of 256 KB
+  static constexpr int kMost = 512;  // maximum number of held rows: 128 KB at 64 channels, half of a 256-KB L2 cache
 
   INLINE Alike(int width, int rows, Cursor& memory)
       : width_(width), table_(memory.floats(int64_t(padded(least(rows, kMost))) * width)) {}
 
-  // Hold rows 0 … count - 1, at most kMost. Where they do not fill a vector, the last is repeated: an equal that comes
-  // later, it is never found.
+  // Packs rows 0 … count - 1, at most kMost. The last row is repeated to fill a vector; the first of equal rows wins,
+  // so the copies are never found.
   template <class Row>
   INLINE void hold(int count, Row row) {
     blocks_ = (count + W - 1) / W;
@@ -40,8 +41,8 @@ class Alike {
     }
   }
 
-  // found(i, product, which) for each of `count` rows: its largest product with a row held, which is row `which`. The
-  // product is -inf if there is none but NaN.
+  // Calls found(i, product, which) for each of `count` query rows: held row `which` has the largest product with row i.
+  // The query rows are not normalised. The product is -inf if all products are NaN.
   template <class Row, class Found>
   INLINE void seek(int count, Row row, Found found) const {
     for (int first = 0; first < count; first += kAtOnce) {
@@ -99,8 +100,8 @@ class Alike {
     for (c = 0; c < width_; ++c) S::store(to + c * W, S::load(to + c * W) * inverse);
   }
 
-  // The products with B blocks of rows held. Each is one sum in the order of channels, wherever it stands, so that
-  // equal rows have equal products.
+  // Compares kAtOnce query rows with B blocks of held rows. Each product is one sum in channel order, independent of
+  // its position, so that equal rows have equal products.
   template <int B>
   INLINE void compare(const float* const (&rows)[kAtOnce], int block, F (&best)[kAtOnce],
                       I (&block_of_best)[kAtOnce]) const {

@@ -1,5 +1,5 @@
-// The kernels as a library of custom operators for ONNX Runtime: nodes of the domain `attendless`. It needs nothing else
-// of attendless, and works with every ONNX Runtime from 1.17 on.
+// Custom operators for ONNX Runtime 1.17 or newer, in the domain `attendless`. The library contains the kernels and
+// depends on nothing else of attendless.
 #include "onnxruntime.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace attendless {
 namespace onnxruntime {
 namespace {
 
-// The evaluation of this thread, through which ONNX Runtime lends its threads.
+// The context of the evaluation on this thread. KernelContext_ParallelFor needs it to use the threads of the session.
 thread_local const Api* current_api = nullptr;
 thread_local KernelContext* current_context = nullptr;
 
@@ -22,7 +22,7 @@ struct Body {
   void* context;
 };
 
-// An error status of ONNX Runtime itself, which the operator returns as it is.
+// An error status from ONNX Runtime, which the operator returns unchanged.
 struct Refused {
   Status* status;
 };
@@ -31,8 +31,8 @@ void check(Status* status) {
   if (status) throw Refused{status};
 }
 
-// ONNX Runtime does not report how many threads a session has. It divides this many pieces among them; pieces that start
-// after the work is done return at once.
+// ONNX Runtime does not report the number of threads of a session. It divides this many calls of `body` among its
+// threads; calls that start after the work is done return at once.
 int most_threads() { return std::clamp(int(std::thread::hardware_concurrency()), 1, 64); }
 
 }  // namespace
@@ -57,7 +57,7 @@ namespace {
 
 using operators::Tensor;
 
-// Reads the attributes of a node. One that is missing keeps its default; one of another type is an error.
+// Reads the attributes of a node. A missing attribute keeps its default. An attribute of another type raises.
 class Attributes {
  public:
   Attributes(const Api& api, const KernelInfo* info) : api_(api), info_(info) {}
@@ -73,7 +73,7 @@ class Attributes {
   }
 
   void on_attribute(const char* name, std::string& value) {
-    size_t size = 0;  // with the zero at its end
+    size_t size = 0;  // includes the terminating zero
     if (!there(name, "a STRING", api_.KernelInfoGetAttribute_string(info_, name, nullptr, &size))) return;
     value.resize(size);
     check(api_.KernelInfoGetAttribute_string(info_, name, value.data(), &size));
@@ -84,8 +84,8 @@ class Attributes {
   Status* get(const char* name, float& value) { return api_.KernelInfoGetAttribute_float(info_, name, &value); }
   Status* get(const char* name, int64_t& value) { return api_.KernelInfoGetAttribute_int64(info_, name, &value); }
 
-  // ONNX Runtime gives one error for an attribute that is missing and for one of another type: the latter can be read
-  // as what it is.
+  // ONNX Runtime reports the same error for a missing attribute and for one of another type. To tell them apart, this
+  // tries to read the attribute as each other type.
   bool there(const char* name, const char* wanted, Status* status) {
     if (!status) return true;
     api_.ReleaseStatus(status);
@@ -130,7 +130,7 @@ Tensor as_tensor(const Api& api, const Value* value) {
   return found;
 }
 
-// A node of a model.
+// The kernel of one node of a model: its attributes, and the conversion of its inputs and outputs.
 template <class Operator>
 class Kernel {
  public:
@@ -163,7 +163,7 @@ class Kernel {
     operator_.run(call);
   }
 
-  // Runs `body`; an exception becomes a status.
+  // Runs `body` and converts exceptions to a status.
   template <class Run>
   static Status* told(const Api& api, const Run& body) {
     const auto status = [&](Code code, const char* text) {
@@ -197,12 +197,12 @@ const CustomOp* described() {
     op.GetName = [](const CustomOp*) { return Operator::kName; };
     op.GetExecutionProviderType = [](const CustomOp*) -> const char* { return nullptr; };
     op.GetInputType = [](const CustomOp*, size_t) { return kUndefined; };  // any
-    op.GetInputTypeCount = [](const CustomOp*) { return size_t(1); };      // as many as there are
+    op.GetInputTypeCount = [](const CustomOp*) { return size_t(1); };      // one variadic input
     op.GetInputCharacteristic = [](const CustomOp*, size_t) { return kVariadic; };
     op.GetVariadicInputMinArity = [](const CustomOp*) { return 1; };
     op.GetVariadicInputHomogeneity = [](const CustomOp*) { return 0; };
     op.GetInputMemoryType = [](const CustomOp*, size_t) { return 0; };
-    // Floats are f32, also of inputs in bf16: ONNX Runtime's own operators for CPUs compute in nothing else.
+    // Floating results are f32, also for bf16 inputs, because the CPU operators of ONNX Runtime compute in f32 only.
     op.GetOutputType = [](const CustomOp*, size_t number) {
       return Operator::kResults[number] == Element::f32 ? kFloat : kInt64;
     };
@@ -239,11 +239,11 @@ Status* add_all(const Api& api, SessionOptions* options, List<Arguments...>) {
 }  // namespace onnxruntime
 }  // namespace attendless
 
-// What ONNX Runtime calls when the library is registered with a session's options.
+// ONNX Runtime calls this function when the library is registered with session options.
 extern "C" __attribute__((visibility("default"))) attendless::onnxruntime::Status* RegisterCustomOps(
     attendless::onnxruntime::SessionOptions* options, const attendless::onnxruntime::ApiBase* base) {
   using namespace attendless::onnxruntime;
   if (const Api* const api = base->GetApi(kVersion)) return add_all(*api, options, attendless::Nodes());
-  const Api* const old = base->GetApi(1);  // the first function has been there ever since
+  const Api* const old = base->GetApi(1);  // CreateStatus is the first function of every version
   return old->CreateStatus(kFail, "attendless's operators need ONNX Runtime 1.17 or newer");
 }

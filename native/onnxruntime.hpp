@@ -1,8 +1,8 @@
-// The part of ONNX Runtime's C interface that a library of operators needs; the package on PyPI contains no header.
+// The part of ONNX Runtime's C API that custom operators need, because the package on PyPI contains no header.
 //
-// The interface is a table of functions that only grows at its end. Version 17 of it (ONNX Runtime 1.17) has these functions
-// at these places, and so has every later version. One library therefore works with all of them. tests/test_onnxruntime.py compares the places with those in the real header, where there is one (Debian 13:
-// libonnxruntime-dev).
+// The API is a table of function pointers that only grows at its end. The offsets below are those of version 17 (ONNX
+// Runtime 1.17) and of every later version, so one library works with all of them. tests/test_onnxruntime.py compares
+// the offsets with the real header if it is installed (Debian 13: libonnxruntime-dev).
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace attendless::onnxruntime {
 
 constexpr uint32_t kVersion = 17;
 
-struct Status;  // null: all is well
+struct Status;  // null: success
 struct Value;
 struct TensorInfo;
 struct KernelInfo;
@@ -69,7 +69,7 @@ struct ApiBase {
   const char* (*GetVersionString)();
 };
 
-// An operator, as ONNX Runtime asks about it.
+// The description of an operator, as a table of callbacks.
 struct CustomOp {
   uint32_t version;
   Unused CreateKernel;

@@ -1,6 +1,6 @@
-// The kernels as an OpenVINO extension: operators of the domain `attendless`, read from ONNX files and from OpenVINO IR.
-// It is compiled on the user's machine against the installed OpenVINO, and linked with the kernels into one library that
-// needs nothing else of attendless.
+// The OpenVINO extension: operators of the domain `attendless`, for ONNX files and OpenVINO IR. It is compiled on the
+// user's machine against the installed OpenVINO. It is linked with the kernels into one library, which depends on
+// nothing else of attendless.
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
@@ -16,8 +16,8 @@
 
 namespace attendless {
 
-// OpenVINO infers inside a TBB arena that has the threads it was configured with. Threads take pieces of work from a
-// shared counter, so threads that start late or never are no problem.
+// OpenVINO runs inference in a TBB arena with the configured number of threads. `body` takes pieces of work from a
+// shared counter, so a thread may start late or not at all.
 void run_parallel(int threads, void (*body)(void*, int), void* context) {
   if (threads <= 1) return body(context, 0);
   tbb::parallel_for(0, threads, [&](int rank) { body(context, rank); }, tbb::simple_partitioner());

@@ -1,4 +1,4 @@
-// The OpenVINO operator of a node of operators.hpp: shapes as far as they are known, tensors, evaluation.
+// ov::op::Op for each node of operators.hpp: attributes, shape inference (static and dynamic) and evaluation.
 #pragma once
 
 #include <cstring>
@@ -16,7 +16,7 @@ namespace attendless::openvino {
 
 using operators::Inputs;
 
-int threads();  // available to this evaluation
+int threads();  // number of threads that this evaluation may use
 
 inline ov::element::Type type_of(Element element) {
   return element == Element::f32    ? ov::element::f32
@@ -25,7 +25,7 @@ inline ov::element::Type type_of(Element element) {
                                     : ov::element::i64;
 }
 
-// The shapes and types of an operator's inputs, of which some sizes may not be known yet.
+// The shapes and types of the inputs of an operator, for shape inference. Some sizes may be dynamic.
 class Shapes {
  public:
   struct Result {
@@ -44,7 +44,7 @@ class Shapes {
     return shape.rank().is_static() ? shape : ov::PartialShape::dynamic(rank);
   }
 
-  // Batch, heads, tokens and channels of q, k, v or a merge's keys, however they are given.
+  // The shape of q, k, v or the keys of a merge as [B, H, N, channels], from any of the three layouts.
   ov::PartialShape heads(const std::string& name) const {
     if (inputs_.find("qkv")) {
       const ov::PartialShape s = of("qkv", 5, true);
@@ -55,7 +55,7 @@ class Shapes {
     return inputs_.tokens_first() ? ov::PartialShape{s[0], s[2], s[1], s[3]} : s;
   }
 
-  // The result of an attention: the queries' type and shape, with the values' width.
+  // The result of an attention: type and shape of the queries, with the channels of the values.
   std::vector<Result> attended() const {
     ov::PartialShape q = heads("q"), k = heads("k"), v = heads("v");
     require(k.compatible(q), "q is ", q, " (batch, heads, tokens, channels), but k is ", k);
@@ -124,8 +124,8 @@ class Operator : public ov::op::Op {
 
   bool has_evaluate() const override { return true; }
 
-  // OpenVINO's infer() on one thread drops exceptions thrown during inference (start_async() and wait() report them), so
-  // results that were not computed become NaN.
+  // With one thread, OpenVINO's infer() drops exceptions thrown during inference (start_async() and wait() report
+  // them). Results are therefore filled with NaN before the exception is rethrown.
   bool evaluate(ov::TensorVector& outputs, const ov::TensorVector& inputs) const override {
     guarded([&] {
       try {
@@ -153,7 +153,7 @@ class Operator : public ov::op::Op {
 
   static void spoil(ov::Tensor& tensor) {
     if (!tensor.get_element_type().is_real()) return;
-    std::memset(tensor.data(), 0xff, tensor.get_byte_size());  // all bits set: NaN in every type
+    std::memset(tensor.data(), 0xff, tensor.get_byte_size());  // all bits set: NaN in every floating type
   }
 
   template <class Body>

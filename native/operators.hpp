@@ -1,5 +1,5 @@
-// The operators of the domain `attendless`, for OpenVINO (openvino.cpp) and ONNX Runtime (onnxruntime.cpp): each is an
-// operation of operations.hpp that has a node. Names, inputs, attributes and results come from there.
+// The operators of the domain `attendless` for OpenVINO (openvino.cpp) and ONNX Runtime (onnxruntime.cpp). Each
+// operation of operations.hpp with a `kNode` is an operator; operations.hpp defines its inputs, attributes and results.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace attendless::operators {
 
-// Passes the attributes among an operation's arguments to a runtime's visitor.
+// Passes the attributes of an operation, but not its tensors, to the visitor of a runtime.
 template <class Visitor>
 struct Attributes {
   Visitor& visitor;
@@ -28,14 +28,14 @@ struct Attributes {
   }
 };
 
-// The names of the inputs an operation may have.
+// Collects the names of the inputs that an operation accepts.
 struct InputNames {
   std::vector<std::string> names;
 
   template <class Any>
   void tensor(const char* name, const Any&, Forms forms = {}) {
     names.emplace_back(name);
-    if (forms.part == 1) names.emplace_back("qkv");  // once: q, k and v come together, a merge has keys only
+    if (forms.part == 1) names.emplace_back("qkv");  // added once: part 1 is k of an attention, or the keys of a merge
   }
   template <class Number>
   void attribute(const char*, const Number&) {}
@@ -45,7 +45,7 @@ template <class Arguments>
 struct Node : Inputs {
   static constexpr const char* kName = Arguments::kNode;
   static constexpr auto& kResults = Arguments::kNodeResults;
-  Arguments arguments;  // its attributes; tensors are filled in for each call
+  Arguments arguments;  // attributes only; `run` fills the tensors into a copy
 
   template <class Visitor>
   void visit(Visitor& visitor) {
@@ -60,7 +60,7 @@ struct Node : Inputs {
     Inputs::check(inputs, known.names);
   }
 
-  // Types and shapes of the results, of which some sizes may not be known yet.
+  // Shape inference: types and shapes of the results. Some sizes may be dynamic.
   template <class Shapes>
   std::vector<typename Shapes::Result> results(const Shapes& shapes) const {
     if constexpr (std::is_same_v<Arguments, MergeArguments>) {

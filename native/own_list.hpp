@@ -1,7 +1,9 @@
-// One query's softmax over its own list of keys.
-//
-// The lanes are channels: a row of keys is multiplied with the query, a row of values with its weight, each read once.
-// Scores are in units of log 2, one for each entry of the list, with room for whole vectors.
+// Building blocks of softmax attention of one query over its own list of keys. Lanes are channels.
+//     scores    p[i] = scale · log2 e · q · key i + bias: W keys at a time, then vectors of channels
+//     weigh     p[i] = 2^(p[i] - maximum)
+//     combine   out += Σ p[i] · value i: blocks of channels, then rows
+//     finish    divides by the sum of the weights, writes the result and lse
+// p has one entry per entry of the list, padded to whole vectors. Scores are in base 2.
 #pragma once
 
 #include "head.hpp"
@@ -21,12 +23,12 @@ struct OwnList {
   using Value = typename P::Value;
   using C = Channels<W>;
 
-  // Rows of scratch, as wide as rows of the table.
+  // Loads a row into scratch memory as fp32 · factor, padded with 0 like a table row.
   template <class From>
   static INLINE void load_row(float* to, const From* from, int width, float factor) {
     for (int c = 0; c < padded(width); ++c) to[c] = c < width ? value(from[c]) * factor : 0.f;
   }
-  // A query: times the scale, unless it is kept rounded.
+  // Loads a query. fp32 queries are multiplied by scale · log2 e; for bf16, `scores` applies this factor.
   static INLINE void load_query(const Head& head, int query, Key* to) {
     const View& q = head.problem.q;
     head.at(q, query, [&](const auto* row) {
@@ -39,7 +41,7 @@ struct OwnList {
   }
   static INLINE void clear(float* to, int width) { std::memset(to, 0, sizeof(float) * padded(width)); }
 
-  // Each key's score, with its bias if there are any.
+  // Scores of the listed keys, with biases if there are any.
   static INLINE void scores(const Head& head, const KvTable<P>& rows, const List& seen, const Key* q, float* p) {
     dots(seen, rows.k, q, rows.key_stride(), p);
     if constexpr (P::kRounds) {
@@ -53,7 +55,7 @@ struct OwnList {
     }
   }
 
-  // Scores become weights, relative to the largest score.
+  // Replaces scores by weights relative to the maximum. Returns the maximum and the sum of the weights.
   struct Weighed {
     float most, total;
   };
@@ -72,16 +74,17 @@ struct OwnList {
     return {shift[0], S::sum(sum)};
   }
 
-  // The weighted sum of values, `out`, becomes the query's result.
+  // Divides `out` by the sum of the weights and writes the query's result and lse.
   static INLINE void finish(const Head& head, int query, float* out, const Weighed& weighed) {
-    const float share = weighed.total == 0.f ? 0.f : 1.f / weighed.total;  // nothing to look at gives 0
+    const float share = weighed.total == 0.f ? 0.f : 1.f / weighed.total;  // no visible key: result 0
     const int width = head.problem.v.width;
     for (int c = 0; c < width; ++c) out[c] *= share;
     head.at(head.problem.out, query, [&](auto* result) { C::copy(result, out, width); });
     head.problem.lse[head.index(query)] = weighed.most * kLn2 + __builtin_logf(weighed.total);
   }
 
-  // result[i] = row i of the list · x, W rows at a time: the last is repeated. Rows are `stride` numbers apart.
+  // result[i] = (row i of the list) · x. Takes W rows at a time and repeats the last row. Rows are `stride` numbers
+  // apart.
   template <class Number>
   static INLINE void dots(const List& seen, const Number* table, const Number* x, int64_t stride, float* result) {
     int i = 0;
@@ -92,7 +95,7 @@ struct OwnList {
     S::store(result + i, some_dots(last, table, x, stride));
   }
 
-  // result += Σ_i weight[i] · row i of the list, `width` channels of it.
+  // result[c] += Σ_i weight[i] · (row i of the list)[c] for c < width.
   template <class Number>
   static INLINE void combine(const List& seen, const float* weight, const Number* table, int64_t stride, int width,
                              float* result) {
@@ -114,7 +117,7 @@ struct OwnList {
     for (; c < width; c += W) add_dots<1, Number>(list, from + c, by + c, width, sum);
     return S::sums(sum);
   }
-  // With K vectors of x in registers, each row is one pointer.
+  // Adds the products of K vectors of channels. Holds K vectors of x in registers, and each row needs one pointer only.
   template <int K, class Number>
   static INLINE void add_dots(const int32_t* list, const Row<Number>* table, const Row<Number>* x, int width,
                               F (&sum)[W]) {
@@ -127,8 +130,8 @@ struct OwnList {
     }
   }
 
-  // K vectors of channels at a time, then half as many: what is added to one after the other has to be waited for, so
-  // eight sums are always on their way, of several rows if the channels do not fill them.
+  // Takes K vectors of channels at a time, then K / 2 for the rest. Keeps eight independent accumulators (8 / K rows of
+  // K vectors), because a single FMA chain is latency-bound.
   template <int K, class Number>
   static INLINE void combine_from(const List& seen, const float* weight, const Number* table, int64_t stride, int width,
                                   float* result, int c) {

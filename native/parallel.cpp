@@ -1,3 +1,4 @@
+// Threads of the Python module and of the harness: OpenMP, or threads started for one call.
 #include "parallel.hpp"
 
 #include <atomic>
@@ -15,7 +16,7 @@
 namespace attendless {
 namespace {
 
-// OpenMP's threads do not follow into a forked child, and its runtime would wait for them.
+// A forked child has no OpenMP threads, but its OpenMP runtime would wait for them.
 std::atomic<bool> forked{false};
 [[maybe_unused]] const int unwatched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
 
@@ -25,7 +26,7 @@ void run_on_own_threads(int threads, void (*body)(void*, int), void* context) {
   try {
     for (int rank = 1; rank < threads; ++rank) others.emplace_back(body, context, rank);
   } catch (const std::system_error&) {
-    // The system gives no more threads: those that run share all the work.
+    // The system provides no more threads: those that have started do all the work.
   }
   body(context, 0);
   for (std::thread& other : others) other.join();
@@ -47,8 +48,8 @@ void run_parallel(int threads, void (*body)(void*, int), void* context) {
   if (threads <= 1) return body(context, 0);
 #if defined(_OPENMP)
   if (!*why_own_threads()) {
-    // Always the team PyTorch uses: libgomp ends and starts threads where the size of a team changes. Who is too many
-    // returns at once.
+    // Uses a team of the size that PyTorch uses, because libgomp ends and starts threads if the team size changes.
+    // Surplus threads return at once.
     const int most = omp_get_max_threads(), team = most > threads ? most : threads;
 #pragma omp parallel num_threads(team)
     if (omp_get_thread_num() < threads) body(context, omp_get_thread_num());

@@ -1,16 +1,18 @@
-// Threads for the kernels.
+// Threads for the kernels. parallel.cpp (Python, harness), openvino.cpp and onnxruntime.cpp each define these
+// functions.
 #pragma once
 
 namespace attendless {
 
-// Run `body` with ranks 0, 1, … on up to `threads` threads: those of the OpenMP runtime PyTorch uses. Where they cannot
-// be had, threads are started for this call, which costs some 20 µs each.
+// Runs `body` with ranks 0, 1, … on up to `threads` threads and waits for all. Not every rank runs if the system
+// provides fewer threads, so `body` must take its work from a shared counter. In parallel.cpp, the threads are those of
+// PyTorch's OpenMP runtime; if they are not available, each call starts its own, at about 20 µs per thread.
 void run_parallel(int threads, void (*body)(void* context, int rank), void* context);
 
-// Why threads are started for each call; empty if OpenMP's are used.
+// The reason why each call starts its own threads; empty if threads are reused.
 const char* why_own_threads();
 
-// Let another thread run.
+// Yields the processor to another thread.
 void give_way();
 
 }  // namespace attendless

@@ -1,5 +1,5 @@
-// Plans: what is known of a call before its tensors, as structs with the fields of the Python dataclasses of the same
-// names (attendless.sparse.foveal.Layout, attendless.sparse.merging.Merging). operations.hpp asserts that they agree.
+// Plans: the integer parameters of a call that do not depend on its tensors. The structs have the fields of the Python
+// dataclasses attendless.sparse.foveal.Layout and attendless.sparse.merging.Merging; operations.hpp asserts it.
 #pragma once
 
 #include <array>
@@ -10,13 +10,13 @@
 
 namespace attendless {
 
-// A plan as it travels, unchecked: its integers in the order of its fields.
+// A serialised plan, unchecked: its integers in the order of its fields.
 template <class Plan>
 struct Fields {
   std::vector<int64_t> numbers;
 
-  // Throws unless there are as many as the plan has fields, each of them a size. Fields that later versions added may
-  // be left out, and are 0.
+  // Throws unless there are as many integers as fields, each from 0 to kLargest. Fields beyond Plan::kRequired, which
+  // later versions added, may be missing and are then 0.
   template <class... Int>
   void unpack(Int&... to) const {
     static_assert(sizeof...(to) == Plan::kFields.size(), "a name for each field");
@@ -30,7 +30,7 @@ struct Fields {
   }
 };
 
-// How foveal attention divides a grid into cells of keys and tiles of queries.
+// Foveal attention: the division of a grid into cells of keys and tiles of queries.
 struct Layout {
   static constexpr const char* kName = "layout";
   static constexpr size_t kRequired = 7;
@@ -38,14 +38,14 @@ struct Layout {
                                                               "coarse", "budget", "order",  "int8"};
   int height, width, prefix, cell, tile, coarse, budget, order, int8;
 
-  explicit Layout(const Fields<Layout>& fields);  // throws std::invalid_argument for numbers that make no grid
+  explicit Layout(const Fields<Layout>& fields);  // throws std::invalid_argument for invalid layouts
   int patches() const { return height * width; }
   int cells() const;
   int tiles() const;
   bool operator==(const Layout& other) const;
 };
 
-// Which grid the tokens of a merge stand on, how many patches are merged into others, and among how many they are chosen.
+// Token merging: the grid, the number `r` of patches to merge, and the number of sources they are chosen from.
 struct Merging {
   static constexpr const char* kName = "plan";
   static constexpr size_t kRequired = 5;
@@ -60,7 +60,7 @@ struct Merging {
     require(!sources || sources < patches, sources, " of ", patches, " patches cannot be sources: one at least is a target");
     require(r <= seeking(), r, " of ", patches, " patches cannot join others: ", seeking(), " of them at most");
   }
-  int seeking() const { return sources ? sources : patches / 2; }  // every second patch unless a number is given
+  int seeking() const { return sources ? sources : patches / 2; }  // number of sources; default: every second patch
   int tokens() const { return prefix + patches; }
   int left() const { return patches - r; }
   int remaining() const { return prefix + left(); }

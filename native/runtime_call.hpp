@@ -1,10 +1,11 @@
-// One call of an operator by a runtime: inputs by name, tensors as arrays, results in the runtime's memory.
+// One call of an operator by a runtime: finds inputs by name, converts tensors to arrays, and places results in the
+// memory of the runtime.
 //
-// Inputs are positional and some may be left out; the attribute `given` lists the names of the others in order. Attention
-// operators take queries, keys and values in one of three forms, so that no copy is necessary:
-//     q, k, v     [B, H, N, D]      order = "BHND", as is the result
-//     q, k, v     [B, N, H, D]      order = "BNHD", as is the result
-//     qkv         [B, N, 3, H, D]   one tensor, as a model's projection leaves it; the result is [B, N, H, E]
+// Inputs are positional, and optional inputs may be missing; the attribute `given` lists the names of the inputs in
+// order. Attention operators accept queries, keys and values in three layouts, so that no copy is necessary:
+//     q, k, v     [B, H, N, D]      order = "BHND"; the result is [B, H, N, E]
+//     q, k, v     [B, N, H, D]      order = "BNHD"; the result is [B, N, H, E]
+//     qkv         [B, N, 3, H, D]   one tensor, the output of the qkv projection; the result is [B, N, H, E]
 #pragma once
 
 #include <algorithm>
@@ -24,7 +25,7 @@
 
 namespace attendless::operators {
 
-// A runtime's tensor.
+// A tensor of a runtime.
 struct Tensor {
   Element element;
   std::vector<size_t> shape;
@@ -38,7 +39,7 @@ struct Tensor {
   }
 };
 
-// The attributes of every operator.
+// The attributes that every operator has.
 struct Inputs {
   std::string given, order = "BHND";
 
@@ -79,11 +80,11 @@ struct Inputs {
   }
 };
 
-// The tensors of one evaluation: visits the arguments of an operation and fills them in. OpenVINO narrows some of a
-// model's integers, so they are read and written in 32 or 64 bits. Floats are f32; queries, keys and values may be bf16.
+// The tensors of one evaluation: visits the arguments of an operation and fills them in. Integers may have 32 or 64
+// bits, because OpenVINO narrows some integers of a model. Floats are f32; queries, keys and values may be bf16.
 class Call {
  public:
-  // The runtime's memory for the result of this number and shape.
+  // Returns the memory of the runtime for result `number` with the given shape.
   using Place = std::function<Tensor(size_t number, const std::vector<size_t>& shape)>;
   const int threads;
 
@@ -119,13 +120,13 @@ class Call {
   }
 
   template <class Number>
-  void attribute(const char*, const Number&) {}  // set when the model was read
+  void attribute(const char*, const Number&) {}  // attributes were set when the model was read
 
   // Nodes do not compute optional results.
   template <class Any, class Size>
   void result(const char*, std::optional<Any>&, const Size&) {}
 
-  // What an attention computes is laid out as its queries are.
+  // The result of an attention has the layout of its queries.
   template <Element... known, class Size>
   void result(const char* name, OneOf<4, known...>& array, const Size& shape) {
     const bool turned = names_.tokens_first();
@@ -159,7 +160,7 @@ class Call {
     return inputs_[*place];
   }
 
-  // q, k, v or a merge's keys [B, H, N, channels], however they are given.
+  // q, k, v or the keys of a merge as [B, H, N, channels], from any of the three layouts.
   template <Element... known>
   AnyArray<4> heads(const char* name, Forms forms) const {
     if (forms.part >= 0 && names_.find("qkv")) return part<known...>(forms.part);
@@ -169,7 +170,7 @@ class Call {
     return forms.part >= 0 && !omitted && names_.tokens_first() ? with_heads_first(found) : found;
   }
 
-  // q, k or v of the packed tensor.
+  // q (0), k (1) or v (2) of the packed tensor, as a strided view.
   template <Element... known>
   AnyArray<4> part(int which) const {
     const AnyArray<5> all = any_of<5, known...>(input("qkv"), "qkv");
@@ -181,7 +182,7 @@ class Call {
             all.element};
   }
 
-  // A tensor of one of several types.
+  // A view of a tensor whose element type is one of `known`.
   template <size_t rank, Element... known>
   AnyArray<rank> any_of(const Tensor& tensor, const char* name) const {
     if constexpr (((known == Element::bf16) || ...)) {
@@ -230,7 +231,7 @@ class Call {
     fail(name, " must be ", name_of(kElement<T>), ", not ", name_of(tensor.element));
   }
 
-  // Clamped, not cut off: an index that does not fit stays out of range.
+  // Converts integers with saturation: an index that does not fit the narrower type stays out of range.
   template <class To, class From>
   To* converted(const Tensor& tensor) const {
     require(tensor.strides.empty(), "integers must be contiguous");

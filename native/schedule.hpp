@@ -1,16 +1,18 @@
-// Every head of every image, shared out among threads without a barrier for all: on a busy machine each would cost as
-// long as it takes until all threads have had their turn.
+// Divides the heads of all images among threads, without global barriers: on a busy machine, a barrier waits until
+// every thread has been scheduled.
 //
-// A head's work is a few steps. The parts of a step depend on the steps before it, not on each other, and what each
-// computes is the same whoever computes it: results do not depend on the number of threads. A thread takes a head and works on
-// its steps. A thread that finds no head left takes parts of the heads others are working on. Backward, a head belongs to one
-// thread, so that sums are always taken in one order.
+// The work of a head is a sequence of steps. The parts of a step depend on earlier steps only, not on each other. Loop
+// order of a thread:
+//     while heads are left: take a head; for each step, for each part that is left: work
+//     then help: take parts of the heads that other threads work on
+// The result of a part does not depend on the thread that computes it, so results do not depend on the number of
+// threads. In the backward pass, one thread processes a whole head, so that the order of every sum is fixed.
 //
-// A Worker is one head of an attention `Args`, its keys and values kept as `Numbers`. It lays out its table in the memory
-// it is made with, its Local what a thread needs besides, and it has
+// A Worker is one head of an attention with arguments `Args`, whose keys and values are stored as `Numbers`. Its
+// constructor lays out its table in the given memory; its `Local` is the scratch memory of a thread. Its members:
 //     kSteps, parts(step)
-//     work(step, part, local)  the last step is the forward pass, those before it prepare the table
-//     backward(grads, local)   all of it, after the table is prepared; `grads` are zeros, one for each row
+//     work(step, part, local)  the last step is the forward pass; earlier steps prepare the table
+//     backward(grads, local)   the backward pass, after the table is prepared; `grads` has the same rows and is zero
 #pragma once
 
 #include "head.hpp"
@@ -26,8 +28,8 @@ class Run {
   using Table = KvTable<typename Worker::Numbers>;
   static constexpr int kSteps = Worker::kSteps, kForward = kSteps - 1, kOpening = -1;
 
-  // What a thread is working on, for others to help with: which step of which head (kSteps: nothing that is not
-  // finished), and how many parts of each step were taken and done.
+  // The shared state of the head that a thread works on. `step`: the current step, kSteps if all are finished, kOpening
+  // while the owner sets up another head. `taken` and `done` count the parts of each step.
   struct alignas(64) Slot {
     int step, head;
     int taken[kSteps], done[kSteps];
@@ -36,7 +38,7 @@ class Run {
   const Args& args_;
   const bool backward_;
   const int heads_, threads_;
-  const int64_t table_, local_;  // floats of each
+  const int64_t table_, local_;  // sizes in floats
   float *tables_, *locals_;
   Slot* slots_;
   int taken_ = 0;
@@ -73,7 +75,7 @@ class Run {
     const Local local(args_, memory_of_mine);
     bool alone = true;
     for (int head; alone;) {
-      // Before a head is taken: whoever finds none left then sees that this slot's last one is not open any more.
+      // Set before a head is taken, so that a thread that finds no head left does not help with the previous head.
       set(mine.step, kOpening);
       if (!take(head, &taken_, heads_)) {
         set(mine.step, kSteps);
@@ -81,7 +83,7 @@ class Run {
       }
       Cursor memory = table(rank, head);
       const Worker worker(args_, head / args_.problem.heads, head % args_.problem.heads, memory);
-      if constexpr (!Table::kRounds) {  // gradients are floats
+      if constexpr (!Table::kRounds) {  // backward passes are fp32 only
         if (backward_) {
           prepare(worker, local);
           worker.backward(zeros(memory), local);
@@ -91,7 +93,7 @@ class Run {
       mine.head = head;
       for (int step = 0; step < kSteps; ++step) mine.taken[step] = mine.done[step] = 0;
       begin(worker, mine, 0);
-      alone = work_on(worker, mine, local) == kSteps;  // others help only once no head is left
+      alone = work_on(worker, mine, local) == kSteps;  // otherwise others help, so no head is left
     }
     for (bool more = true; more;) {
       more = false;
@@ -106,22 +108,23 @@ class Run {
     }
   }
 
-  // Not inline: it is the whole kernel, and called from several places.
+  // Not inlined: contains the whole kernel and has several callers.
   static __attribute__((noinline)) void work_part(const Worker& worker, int step, int part, const Local& local) {
     worker.work(step, part, local);
   }
 
-  // Open a step, or the next one that has parts.
+  // Opens `step`, or the next step that has parts.
   static void begin(const Worker& worker, Slot& slot, int step) {
     while (step < kSteps && worker.parts(step) == 0) ++step;
     set(slot.step, step);
   }
 
-  // Both return the step at which they stopped: kSteps if all are finished, kOpening if the owner closed the slot since.
+  // `help` and `work_on` return the step at which they stopped: kSteps if all steps are finished, kOpening if the owner
+  // has closed the slot in the meantime.
   int help(int other, const Local& local) {
     Slot& slot = slots_[other];
     const int step = get(slot.step);
-    if (step == kOpening || step == kSteps) return step;  // slot.head is not to be read
+    if (step == kOpening || step == kSteps) return step;  // slot.head must not be read
     Cursor memory = table(other, slot.head);
     const Worker worker(args_, slot.head / args_.problem.heads, slot.head % args_.problem.heads, memory);
     return work_on(worker, slot, local);
@@ -141,7 +144,7 @@ class Run {
     }
   }
 
-  // No more heads than tables: each has its own. Otherwise each thread has.
+  // One table per head if there are at most as many heads as threads, otherwise one table per thread.
   Cursor table(int rank, int head) const {
     return Cursor(tables_ + (heads_ <= threads_ ? head : rank) * table_, table_);
   }

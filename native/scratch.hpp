@@ -1,7 +1,7 @@
-// Scratch memory. A cursor hands out pieces one after the other, in whole cache lines. A cursor without memory only counts,
-// so the code that divides the memory also computes how much is needed.
+// Bump allocation of scratch memory. A Cursor returns consecutive pieces, each a whole number of 64-byte cache lines. A
+// Cursor without memory only counts, so the code that lays out the memory also computes its size (`counted`).
 //
-// With the address sanitizer a poisoned gap follows every piece, so that an overrun into the next piece is found.
+// Under the address sanitizer, a poisoned gap follows every piece, so that an overrun into the next piece is reported.
 #pragma once
 
 #include "simd.hpp"
@@ -20,6 +20,7 @@
 
 namespace attendless::ATTENDLESS_ISA {
 
+// Rounds up to a multiple of 16: one cache line of 32-bit words, and a multiple of every vector width.
 template <class N>
 INLINE N padded(N count) {
   return (count + 15) / 16 * 16;
@@ -31,7 +32,7 @@ class Cursor {
   int64_t used_ = 0;
 
  public:
-  INLINE Cursor() {}  // counts
+  INLINE Cursor() {}  // counts only
   INLINE Cursor(float* memory, int64_t floats) : memory_(memory), room_(floats) {}
 
   INLINE int64_t used() const { return used_; }
@@ -46,9 +47,9 @@ class Cursor {
   INLINE int32_t* ints(int64_t count) { return reinterpret_cast<int32_t*>(floats(count)); }
   template <class To = const float*>
   INLINE To* pointers(int64_t count) {
-    return reinterpret_cast<To*>(floats(2 * count));  // 8 bytes at most
+    return reinterpret_cast<To*>(floats(2 * count));  // a pointer has at most 8 bytes
   }
-  // A piece to be laid out later, perhaps in more ways than one.
+  // Reserves a piece that callees lay out later, possibly with different layouts in successive calls.
   INLINE Cursor part(int64_t count) {
     float* const from = floats(count);
     return from ? Cursor(from, count) : Cursor();
@@ -73,7 +74,7 @@ class Cursor {
 #endif
 };
 
-// Floats that `lay_out` takes of the cursor it is given.
+// The number of floats that `lay_out` takes from a cursor.
 template <class LayOut>
 INLINE int64_t counted(LayOut lay_out) {
   Cursor memory;

@@ -1,14 +1,16 @@
-// The `budget` largest of a row of scores, in ascending order of index; of equal scores the lower index first.
+// Top-k of a row of scores: the indices of the `budget` largest, in ascending order. Of equal scores, the lower index
+// is taken first.
 //
-// A threshold is searched by counting, which is a few passes over a row that stays in the first-level cache and has no
-// branches to mispredict, where sorting or partitioning would mispredict at every other element.
+// Searches the k-th largest score by interpolation and bisection: each step counts the scores above a threshold. Then
+// compresses the indices of the scores that reach the threshold. The row stays in the L1 cache, and the passes over it
+// have no unpredictable branches. Sorting or partitioning would mispredict about every second element.
 #pragma once
 
 #include "simd.hpp"
 
 namespace attendless::ATTENDLESS_ISA {
 
-// Where the set bits of each byte stand.
+// The positions of the set bits of each byte: permutation indices that move the selected lanes to the front.
 struct Positions {
   int32_t of[256][8];
   constexpr Positions() : of() {
@@ -27,15 +29,19 @@ struct Select {
   using F = typename S::F;
   using I = typename S::I;
 #if defined(__AVX512F__)
-  static constexpr int kPacked = W == 16 ? 16 : 8;  // numbers that are moved together
+  static constexpr int kPacked = W == 16 ? 16 : 8;  // lanes per compress-store
 #else
   static constexpr int kPacked = 8;
 #endif
   using P = Simd<kPacked>;
 
-  // `score` has room for a multiple of 16 and is changed; a `bias` of -inf marks what must not be taken while anything
-  // else is left; `own` are taken first. NaN counts as the largest score. `index` has room for a multiple of 16 and
-  // eight: where all are taken, and one of them is -inf, padding is found too, behind them.
+  // Writes the indices of the `budget` largest of `count` scores to `chosen`.
+  //     score   modified; size padded to 16
+  //     bias    -inf excludes an index while others are left; size padded to 16
+  //     own     `owned` indices that are taken first
+  //     index   scratch memory; size padded to 16, plus 8. If all scores are taken and one is -inf, the padding reaches
+  //             the threshold too, and its indices follow the others.
+  // NaN counts as the largest score.
   static void largest(float* score, const float* bias, int count, const int32_t* own, int owned, int budget,
                       int32_t* index, int32_t* chosen) {
     const int length = (count + 15) / 16 * 16;
@@ -57,13 +63,14 @@ struct Select {
     std::memcpy(chosen, index, sizeof(int32_t) * budget);
   }
 
-  // Scores above 0 and their numbers, as far as they were found.
+  // The scores above 0 found so far, and their indices (`number`).
   struct Positive {
-    float* value;  // these have room for a multiple of 16 scores
+    float* value;  // both arrays have a size padded to 16
     int32_t* number;
     int count;
 
-    // Adds those of `length` scores, a multiple of 16, whose numbers start at `first`. NaN is not above 0.
+    // Appends those of `length` scores (a multiple of 16) that are above 0. Indices start at `first`. NaN is not above
+    // 0.
     INLINE void add(const float* score, int length, int first) {
       count += append_all(length, [&](int i) { return S::above(S::load(score + i), F{}); }, number + count,
                           [&](int i) { return count_from(first + i); }, value + count,
@@ -71,8 +78,8 @@ struct Select {
     }
   };
 
-  // The same of those found, of which there may be fewer than `budget`: how many were chosen. `chosen` has room for
-  // `budget` numbers and 16.
+  // The `budget` largest of `found`, or all if there are fewer. Returns how many were chosen. `chosen` has room for
+  // `budget` + 16 indices.
   static int largest(const Positive& found, int budget, int32_t* chosen) {
     if (found.count <= budget) {
       std::memcpy(chosen, found.number, sizeof(int32_t) * found.count);
@@ -86,8 +93,8 @@ struct Select {
     return emit(found.value, length, threshold, budget, chosen, [&](int i) { return P::load(found.number + i); });
   }
 
-  // A score that the `n` largest of `count` reach, and others only if they equal one of these; NaN is not among them.
-  // For few scores: each is compared with all. `scratch` has room for a multiple of 16.
+  // The n-th largest of `count` scores: the n largest reach it, and others only as ties. Ignores NaN. Compares each
+  // score with all others, so it is for short rows. The size of `scratch` is padded to 16.
   static float reached_by(int n, const float* score, int count, float* scratch) {
     const int length = (count + 15) / 16 * 16;
     for (int i = 0; i < length; ++i) scratch[i] = i < count ? score[i] : -kInfinity;
@@ -102,13 +109,13 @@ struct Select {
   }
 
  private:
-  // A score, and how many reach it.
+  // A threshold, and the number of scores ≥ value.
   struct Threshold {
     float value;
     int reached;
   };
 
-  // Padding is -inf, so it is counted only when everything is.
+  // The number of scores ≥ threshold. Padding is -inf, so it is counted only if the threshold is -inf.
   static INLINE int at_least(const float* score, int length, float threshold) {
     const F bound = S::splat(threshold);
     if constexpr (kPacked == 16) {
@@ -125,7 +132,8 @@ struct Select {
     return S::sum(found[0]);
   }
 
-  // Floats as integers of the same order, to halve the interval between any two of them; its own inverse.
+  // Maps floats to integers of the same order, so that bisection halves the number of floats between two bounds. The
+  // mapping of bits is its own inverse (`value`).
   static INLINE int32_t order(float x) {
     int32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -138,28 +146,28 @@ struct Select {
     return x;
   }
 
-  // What lies `part` of the way from one score to another: for scores that lie evenly, and for those above 0 that lie
-  // evenly by their logarithms, which is what the bits of a float nearly are.
+  // Interpolation at `part` between two bounds, given as ordered integers. `evenly` is linear in the score. `by_ratio`
+  // is for positive scores and is linear in the bits of the float, which are nearly its logarithm.
   static INLINE int64_t evenly(int64_t low, int64_t high, float part) {
     return order((1.f - part) * value(int32_t(low)) + part * value(int32_t(high)));
   }
   static INLINE int64_t by_ratio(int64_t low, int64_t high, float part) {
-    const int64_t far = high - (kOctaves << 23);  // few are smaller, by as many factors of 2
+    const int64_t far = high - (kOctaves << 23);  // few scores are more than kOctaves factors of 2 below the bound
     low = far > low ? far : low;
     return low + int64_t(part * float(high - low));
   }
   static constexpr int64_t kOctaves = 12;
 
-  // The largest threshold that at least `budget` scores reach, or any that exactly `budget` do. All `count` scores lie
-  // between `smallest` and `greatest`, about as `between` says; `count` is more than `budget`.
+  // A threshold that exactly `budget` scores reach. If ties prevent it: the largest threshold that more than `budget`
+  // scores reach. All `count` > `budget` scores lie between `smallest` and `greatest`; `between` interpolates.
   template <class Between>
   static INLINE Threshold search(const float* score, int count, int length, int budget, float smallest, float greatest,
                                  Between between) {
     int64_t low = order(smallest), high = order(greatest);
-    int below = count, above = 0;  // how many reach `low`; how many what is just above `high`
+    int below = count, above = 0;  // number of scores ≥ low, and > high
     for (int step = 0; low < high; ++step) {
       int64_t middle = (low + high + 1) >> 1;
-      if (step < 16) {  // scores thin out towards the largest
+      if (step < 16) {  // interpolates roots of counts, because scores are sparse near the largest; then bisects
         const float part = step % 4 < 3 ? (root(below) - root(budget)) / (root(below) - root(above)) : 0.5f;
         const int64_t guess = between(low, high, part);
         if (guess > low && guess <= high) middle = guess;
@@ -179,8 +187,9 @@ struct Select {
 
   static INLINE float root(int x) { return __builtin_sqrtf(float(x)); }
 
-  // The numbers of what reaches the threshold; of what equals it only as many of the first as the budget has room for.
-  // `numbers(i)` are those of the kPacked scores from i on.
+  // Writes the indices of the scores that reach the threshold, and returns how many. If more than `budget` reach it,
+  // only the first of the scores equal to the threshold are taken. `numbers(i)` is the vector of kPacked indices from i
+  // on.
   template <class Numbers>
   static INLINE int emit(const float* score, int length, const Threshold& threshold, int budget, int32_t* to,
                          Numbers numbers) {
@@ -199,8 +208,8 @@ struct Select {
     return append_all(length, found, to, numbers);
   }
 
-  // Appends `numbers(i)` to `to`, where a bit of `found(i)` is set, and so on for further pairs of an array and what it
-  // is filled from. kPacked are written at a time; how many count is returned.
+  // Compress-store. `more` are pairs (to, numbers): appends the lanes of numbers(i) whose bit of found(i) is set to
+  // `to`. Writes kPacked lanes at a time, so `to` needs room behind the last entry. Returns the number of entries.
   template <class Found, class... More>
   static INLINE int append_all(int length, Found found, More... more) {
     int n = 0;
@@ -220,7 +229,7 @@ struct Select {
     P::store(to + n, packed(from(i), bits));
     if constexpr (sizeof...(more)) append(n, i, bits, more...);
   }
-  // The lanes whose bits are set, moved to the front.
+  // Moves the lanes whose bits are set to the front.
   template <class V>
   static INLINE V packed(V x, uint32_t bits) {
 #if defined(__AVX512F__)

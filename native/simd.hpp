@@ -1,8 +1,10 @@
-// Vectors of W floats, written with the compiler's vector extensions so that one source serves every instruction set.
+// Simd<W>: vectors of W 32-bit lanes and the operations on them that the kernels use. The types are the compiler's
+// vector extensions, so that one source serves every instruction set. Contents, in order: load and store (fp32, bf16,
+// bytes), rounding, masks and reductions, exp2 and log2, lane permutations, transposition.
 //
-// Each instruction set (see isa.cpp) has this code in a namespace of its own: were two of them to share a function, the
-// linker would keep one copy, perhaps the one with instructions the running machine lacks. For the same reason code
-// under ATTENDLESS_ISA uses no function templates of the standard library.
+// isa.cpp compiles this code once per instruction set, each time in its own namespace, ATTENDLESS_ISA. If two
+// instruction sets shared a function, the linker would keep one copy, which may contain instructions that the machine
+// lacks. For the same reason, code in these namespaces uses no function templates of the standard library.
 #pragma once
 
 #include <cstddef>
@@ -41,7 +43,7 @@ INLINE T least(T a, T b) {
   return a < b ? a : b;
 }
 
-// Ask for a row ahead of its use.
+// Prefetches `width` elements, one request per 64-byte cache line.
 template <class T>
 INLINE void prefetch(const T* row, int width) {
   for (int c = 0; c < width; c += 64 / int(sizeof(T))) __builtin_prefetch(row + c);
@@ -80,8 +82,8 @@ struct Simd {
     std::memcpy(&half, from, sizeof half);
     return (F)(convert<U>(half) << 16);
   }
-  // To the nearest, of two as near to the even one; NaN stays NaN, also if all that made it one is cut off. The instruction
-  // takes numbers below 2^-126 for 0.
+  // Rounds to nearest, ties to even. NaN stays NaN, even if its payload lies in the truncated bits only. The
+  // AVX512-BF16 instruction treats subnormal inputs (below 2^-126) as 0.
   static INLINE void store(Bf16* to, F x) {
 #if defined(__AVX512BF16__)
     if constexpr (W == 16) {
@@ -93,6 +95,7 @@ struct Simd {
     const H half = convert<H>(halved(x));
     std::memcpy(to, &half, sizeof half);
   }
+  // x rounded to bf16, as a float.
   static INLINE F nearest_half(F x) {
 #if defined(__AVX512BF16__)
     if constexpr (W == 16) {
@@ -101,15 +104,15 @@ struct Simd {
 #endif
     return (F)(halved(x) << 16);
   }
-  // Two numbers that bfloat16 holds in a word.
+  // Packs two floats that are exact in bf16 into each word: `first` in the low half, `second` in the high half.
   static INLINE U paired(F first, F second) { return (U)first >> 16 | ((U)second & 0xffff0000u); }
-  // The nearest whole number, which ±inf is too.
+  // Rounds to the nearest integer. ±inf is returned unchanged.
   static INLINE F whole(F x) {
     const F shift = splat(12582912.f);  // as in exp2
     const F rounded = (x + shift) - shift;
     return x == x - 1.f ? x : rounded;
   }
-  // The nearest whole numbers of numbers up to 2^22.
+  // Converts to the nearest int32, for |x| ≤ 2^22.
   static INLINE I nearest(F x) { return (I)(x + 12582912.f) - 0x4b400000; }  // as in exp2
   static INLINE F floats(I x) { return convert<F>(x); }
   static INLINE F floats(F x) { return x; }
@@ -129,15 +132,17 @@ struct Simd {
     return x;
   }
   static INLINE void store(uint32_t* to, U x) { std::memcpy(to, &x, sizeof x); }
-  // Subtracting zero, unlike adding it, leaves every value as it is, so this is a broadcast and nothing else.
+  // Broadcast. x - 0 is x for every x, whereas x + 0 maps -0 to +0, so the compiler emits a broadcast without
+  // arithmetic.
   static INLINE F splat(float x) { return x - F{}; }
   static INLINE I splat(int32_t x) { return x - I{}; }
   static INLINE U splat(uint32_t x) { return x - U{}; }
 
-  // A NaN in `b` is passed over: it reaches the result through the exponentials instead.
+  // Ignores NaN in `b`: the exponential of the score propagates the NaN to the result.
   static INLINE F max(F a, F b) { return b > a ? b : a; }
 
-  // What to subtract for a maximum: -inf, which means nothing seen so far, would make NaN of scores that are -inf too.
+  // The value to subtract from scores whose maximum is `most`. A maximum of -inf (no finite score so far) becomes 0,
+  // because -inf - -inf is NaN.
   static INLINE F finite(F most) { return most == -kInfinity ? F{} : most; }
 
   static INLINE bool any(I mask) {
@@ -147,7 +152,7 @@ struct Simd {
     return all != 0;
   }
 
-  // One bit for each lane of a mask, the first lane lowest.
+  // One bit per lane of a mask; lane 0 is bit 0.
   static INLINE uint32_t bits(I mask) {
     uint32_t all = 0;
 #if defined(__AVX2__)
@@ -164,7 +169,7 @@ struct Simd {
     return all;
   }
 
-  // The bits of a > b and of a ≥ b. AVX-512 compares into bits, which a detour through a mask would make of bits again.
+  // `bits` of a > b and of a ≥ b. AVX-512 compares into a mask register, so a vector mask would be an extra conversion.
   static INLINE uint32_t above(F a, F b) {
 #if defined(__AVX512F__)
     if constexpr (W == 16) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_GT_OQ);
@@ -192,7 +197,7 @@ struct Simd {
     if constexpr (W == 16) return _mm512_reduce_add_epi32((__m512i)x);
 #endif
     int32_t lane[W];
-    uint32_t total = 0;  // wraps around, as vectors do
+    uint32_t total = 0;  // unsigned: wraps around as vector addition does
     store(lane, x);
     UNROLL for (int i = 0; i < W; ++i) total += uint32_t(lane[i]);
     return int32_t(total);
@@ -217,15 +222,15 @@ struct Simd {
     return best;
   }
 
-  // 2^x with a relative error of about 1e-7: x = n + f with |f| ≤ ½, a polynomial for 2^f (minimax, exact at 0), n put
-  // into the exponent. From -127 down the exponent, and so the result, is 0; NaN stays NaN. Arguments above 127 occur
-  // only where a caller's `lse` is not the forward pass's own; they give some number.
+  // 2^x with a relative error of about 1e-7. Splits x = n + f with |f| ≤ ½, evaluates a minimax polynomial for 2^f
+  // (exact at 0) and writes n into the exponent. The result is 0 for x ≤ -127 and NaN for NaN. The result for x > 127
+  // is arbitrary: such arguments occur only if a caller passes an `lse` that the forward pass did not compute.
   static INLINE F exp2(F x) {
-    const F lowest = splat(-127.f), shift = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to a whole number
+    const F lowest = splat(-127.f), shift = splat(12582912.f);  // 1.5 · 2^23: adding it rounds to an integer
     const F y = lowest > x ? lowest : x;
     const F rounded = y + shift;
     const F f = y - (rounded - shift);
-    // Pairs of terms at once: a shorter chain of dependent operations than one by one.
+    // Estrin's scheme: evaluates pairs of terms, because Horner's scheme is one latency-bound FMA chain.
     const F square = f * f;
     const F first = 6.93147214968e-1f * f + 1.f;
     const F second = 5.55031055101e-2f * f + 2.40226527829e-1f;
@@ -236,16 +241,16 @@ struct Simd {
 
   // log2 x for x ≥ 0: x = m · 2^e with √½ ≤ m < √2, and log m = 2 artanh s with s = (m - 1) / (m + 1), |s| < 0.18.
   static INLINE F log2(F x) {
-    const I above = (I)x - splat(0x3f3504f3);  // from √½
+    const I above = (I)x - splat(0x3f3504f3);  // bits of √½
     const I exponent = above >> 23;
     const F m = (F)((I)x - (exponent << 23));
     const F s = (m - 1.f) / (m + 1.f), square = s * s;
-    F p = splat(0.3205989f);  // 2 / ln 2 over 9, 7, 5, 3, 1
+    F p = splat(0.3205989f);  // coefficients: (2 / ln 2) / 9, then / 7, / 5, / 3, / 1
     p = p * square + 0.4121986f;
     p = p * square + 0.5770780f;
     p = p * square + 0.9617967f;
     p = p * square + 2.8853901f;
-    const F whole = (F)(exponent + splat(0x4b400000)) - 12582912.f;  // the integer as a float, as in exp2
+    const F whole = (F)(exponent + splat(0x4b400000)) - 12582912.f;  // converts int to float, as in exp2
     const F result = p * s + whole;
     return x > 0.f ? result : x == 0.f ? splat(-kInfinity) : x;
   }
@@ -280,17 +285,19 @@ struct Simd {
   }
   static INLINE I pick(I x, I positions) { return (I)pick((F)x, positions); }
 
-  // The sum of x[i] in lane i: neighbours are added, then pairs, then fours, …
+  // Lane i of the result is the sum of the lanes of x[i]. Tree reduction: adds adjacent vectors, then pairs, then
+  // fours.
   static INLINE F sums(F (&x)[W]) { return sums_from<1>(x); }
 
-  // Rows become columns: blocks of 1, 2, 4, … trade places across the diagonal.
+  // Transposes a W × W matrix in place: swaps off-diagonal blocks of size 1, 2, 4, …
   static INLINE void transpose(F (&x)[W]) { transpose_from<1>(x); }
 
  private:
-  template <class To, class From>  // of the types: GCC 12 refuses vectors of a length it does not know yet
+  template <class To, class From>  // a template, because GCC 12 rejects vectors whose length is a dependent value
   static INLINE To convert(From x) {
     return __builtin_convertvector(x, To);
   }
+  // The bf16 bits of x in the low half of each word: to nearest, ties to even; NaN becomes quiet.
   static INLINE U halved(F x) {
     const U bits = (U)x, nearest = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
     return x == x ? nearest : bits >> 16 | 0x40u;

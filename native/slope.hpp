@@ -1,8 +1,10 @@
-// How values turn with keys inside the cells of a head, on average: H = Σ w (k - k̄)(v - v̄)ᵀ / Σ w, a matrix for each
-// level of blur; and the way of its gradient back to keys, values and weights.
+// First-order correction matrices of foveal attention, and their gradients. H = Σ w (k - k̄)(v - v̄)ᵀ / Σ w is the
+// covariance of keys and values inside the averaged cells of a head, one matrix [key channels][value channels] per
+// level of averaging.
 //
-// Rows are taken kChunk at a time, as differences from their means, which are rounded if values are. The means themselves
-// need no gradient: inside a cell the weighted differences sum to 0.
+// Loop order: for each chunk of kChunk rows, gather the differences from their means (Differences); then, for each
+// group of key channels, add their outer products by Weigh::add. Differences are rounded if values are bf16. In the
+// backward pass, the means receive no gradient through H, because the weighted differences of a cell sum to 0.
 #pragma once
 
 #include "head.hpp"
@@ -19,11 +21,11 @@ struct Slopes {
   using Word = typename N::Word;
   static_assert(T::kLanes == 16, "rows are padded to as much");
 
-  const int width, value_width;  // of a head's keys; of its values, padded
-  float* sums;                   // [key channel][value channel]
-  Value *slope[2], **rows[2];    // as sums, of each level; its rows
-  float *grad[2], **grad_rows[2];
-  float *turned, *transposed;
+  const int width, value_width;    // key channels; value channels, padded to 16
+  float* sums;                     // Σ w (k - k̄)(v - v̄)ᵀ: [key channels padded to 16][value_width]
+  Value *slope[2], **rows[2];      // H of each level, shaped like `sums`; pointers to its rows, as in Blur
+  float *grad[2], **grad_rows[2];  // the gradient of H, in the same form
+  float *turned, *transposed;      // backward: G (v - v̄) [kChunk][key channels]; Gᵀ [value_width][key channels]
 
   Slopes(Cursor& memory, int levels, int width, int values, bool backward)
       : width(width),
@@ -42,19 +44,18 @@ struct Slopes {
 
   INLINE int64_t size() const { return int64_t(padded(width)) * value_width; }
 
-  // Key channels come in blocks of 16.
+  // Number of blocks of 16 key channels: the unit of parallel work.
   INLINE int blocks() const { return padded(width) / 16; }
 
-  // Rows of a table that differ from their means, gathered until there is a chunk of them: some blocks of key channels
-  // and all value channels.
+  // A chunk of differences of rows from their means: some blocks of key channels, and all value channels.
   class Differences {
     const Slopes& slopes_;
     const KvTable<Single>& means_;
 
    public:
-    Word* const dk;             // [word of rows][channel]
-    Value* const dv;            // [row][channel]
-    const int first, channels;   // of the keys
+    Word* const dk;             // w (k - k̄): [words of rows][channels]; a word has kNumbers rows of one channel
+    Value* const dv;            // v - v̄: [rows][value channels]
+    const int first, channels;   // range of key channels
     int count = 0;
     int32_t row[kChunk];
     float weight[kChunk];
@@ -67,7 +68,8 @@ struct Slopes {
           first(blocks.begin * 16),
           channels((blocks.end - blocks.begin) * 16) {}
 
-    // Row `at` of the table `rows`, whose number among all is `number`. Whether that makes a whole chunk.
+    // Appends row `at` of `rows` with weight `w`. `number` is its row in the gradient table. Returns whether the chunk
+    // is full.
     template <class Table>
     INLINE bool add(const Table& rows, int at, int number, int mean, float w) {
       const auto* const key = rows.key(at) + first;
@@ -84,7 +86,7 @@ struct Slopes {
     }
 
    private:
-    // The next row's number of each word, which begins with 0 behind its first.
+    // Writes the number of the current row into each word. An even row clears the other half of the word.
     INLINE void put(Word* to, typename S::F x) const {
       if constexpr (N::kNumbers == 1) {
         S::store(to, x);
@@ -95,7 +97,8 @@ struct Slopes {
     }
   };
 
-  // Each of these for the key channels that `found` has.
+  // `start`, `add` and `write` process the key channels of `found`: clear the sums, add a chunk, write H = sums ·
+  // share.
   void start(const Differences& found) const {
     std::memset(sums + at(found), 0, sizeof(float) * size_t(length(found)));
   }
@@ -132,7 +135,8 @@ struct Slopes {
     }
   }
 
-  // Before gradients of a level go back to rows: Σ gradient · H, in which `minus` is left out.
+  // First part of the backward pass of a level: transposes G, the gradient of H, and returns Σ G · (H - minus). `minus`
+  // is the H of the finer level or null.
   float prepare_gradient(int level, const float* minus) const {
     const int wide = padded(width);
     float sum = 0.f;
@@ -149,8 +153,8 @@ struct Slopes {
     return sum;
   }
 
-  // The gradient of a level goes back to the rows found: to keys G dv, to values Gᵀ dk, to log-weights dk G dv - mean,
-  // each by the row's `share` of all weights.
+  // Adds the gradients of a chunk of rows, each times w · share, where share = 1 / Σ w. Keys: G (v - v̄). Values:
+  // Gᵀ (k - k̄). Log-weights: (k - k̄)ᵀ G (v - v̄) - mean, with `mean` from prepare_gradient.
   void add_gradient(int level, Differences& found, float share, float mean,
                     const KvTable<Single>& grads) const {
     const int wide = padded(width);
@@ -162,7 +166,7 @@ struct Slopes {
     }
     std::memset(turned, 0, sizeof(float) * size_t(kChunk) * wide);
     for (int64_t i = 0; i < int64_t(found.count) * wide; i += W) S::store(dk + i, S::load(dk + i) * share);
-    float some[kChunk * 16];  // a chunk's channels, 16 at a time
+    float some[kChunk * 16];  // 16 channels of a chunk: [kChunk][16]
     const auto sixteen = [&](const float* from, int length) {
       for (int r = 0; r < found.count; ++r) C::copy(some + r * 16, from + int64_t(r) * length, 16);
       return some;

@@ -1,11 +1,15 @@
-// Sparsifiner's attention of one head: each query scores the keys by a sparse combination of basis rows, keeps the
-// best and attends to them.
+// Sparsifiner's attention of one head. The connectivity of a query with all keys is a sparse combination of basis rows.
+// The query attends to the `budget` keys of largest positive connectivity.
 //
-// Connectivity is a sum of rows of the basis. Most of their numbers are 0, but adding whole vectors is faster than
-// adding only the numbers that are not 0.
+// Loop order: step 0 copies the basis, [ranks][tokens padded to 16], and packs keys and values. Step 1: prefix queries
+// attend to all tokens in groups of kPrefix. The other queries are processed in groups of at_once():
+//     for each query: connectivities (kScores keys at a time), choice     the basis stays in the cache
+//     for each range of keys, for each query: scores                      the keys of the range stay in the L2 cache
+//     for each query: tail, weights
+//     for each range of keys, for each query: weighted sum of values      the values of the range stay in the L2 cache
+// Lists, scores and results of the group stay in the thread's scratch memory.
 //
-// Some queries at a time first choose, which leaves the basis in the cache, then attend, to one range of keys after the
-// other, which leaves that range there. Their lists live in a thread's scratch for as long.
+// Most basis entries are 0, but adding whole vectors is faster than skipping zeros.
 #pragma once
 
 #include "own_list.hpp"
@@ -23,16 +27,16 @@ struct SparsifinerHead {
   const Sparsifiner& args;
   const Head head;
   const int tokens, ranks, prefix, length, shares;
-  const float* share;  // of this image
-  KvTable<P> rows;        // the tokens, then the pooled values of the tail
-  float *basis, *total;
+  const float* share;    // [tokens][ranks] of this image; null: no tail
+  KvTable<P> rows;       // rows: tokens, then one per rank with the pooled values of the tail
+  float *basis, *total;  // [ranks][tokens padded to 16]; Σ share over the tokens, per rank
 
   static int64_t table_rows(const Sparsifiner& s) { return s.problem.tokens + s.coefficients.width; }
 
-  // Prefix queries, which see every token, a few at a time; then the others.
+  // Group sizes: prefix queries, which attend to all tokens; other queries.
   static constexpr int kPrefix = 4, kQueries = 64;
 
-  // What a query sees, and what becomes of it: scores, then weights; the weighted sum of values.
+  // Buffers of one query: its list, the query, scores (later weights) per list entry, and the result.
   struct Query {
     int32_t* list;
     typename P::Key* q;
@@ -40,12 +44,12 @@ struct SparsifinerHead {
   };
 
   struct Local {
-    float* factor;       // of the ranks that count
-    const float** row;   // and their rows of the basis
+    float* factor;       // coefficients that count
+    const float** row;   // their basis rows
     float* found_value;  // connectivities above 0
     int32_t* found_key;
-    float* mass;         // of each rank, as far as it was chosen
-    int32_t* all;        // keys
+    float* mass;         // Σ share over the chosen keys, per rank
+    int32_t* all;        // the list of all tokens, for prefix queries
     Cursor attend;
     Query query[kQueries];
 
@@ -57,7 +61,7 @@ struct SparsifinerHead {
           mass(memory.floats(s.coefficients.width)),
           all(memory.ints(s.problem.tokens)),
           attend(memory.part(attend_scratch<W, P>(s.problem))) {
-      const int64_t longest = padded(s.budget + s.coefficients.width + 16);  // with the tail, and for whole vectors
+      const int64_t longest = padded(s.budget + s.coefficients.width + 16);  // keys, tail, room for whole vectors
       for (Query& here : query) {
         here = {memory.ints(longest),
                 reinterpret_cast<typename P::Key*>(memory.floats(KvTable<P>::key_words(s.problem.q.width))),
@@ -96,7 +100,7 @@ struct SparsifinerHead {
   int prefix_parts() const { return (prefix + kPrefix - 1) / kPrefix; }
   int at_once() const { return attends() && tokens > 2 * range() ? kQueries : kQueries / 4; }
 
-  void backward(const KvTable<P>&, const Local&) const {}  // for inference
+  void backward(const KvTable<P>&, const Local&) const {}  // inference only
 
  private:
   void prepare(int part) const {
@@ -115,7 +119,7 @@ struct SparsifinerHead {
 
   // Choosing --------------------------------------------------------------------------------------------------------
 
-  // The keys of the largest connectivities, at most `budget`.
+  // Writes the keys of the largest positive connectivities to `list`, at most `budget`.
   INLINE List choose(int query, const Local& local, int32_t* list) const {
     float* const factor = local.factor;
     const float** const row = local.row;
@@ -126,7 +130,7 @@ struct SparsifinerHead {
     for (int r = 0; r < ranks; ++r) {
       factor[used] = coefficient[r];
       row[used] = basis + int64_t(r) * length;
-      used += coefficient[r] > args.tau && coefficient[r] >= bound;  // NaN is not
+      used += coefficient[r] > args.tau && coefficient[r] >= bound;  // false for NaN
     }
     for (int first = 0; first < length; first += kScores) {
       float score[kScores];
@@ -136,7 +140,7 @@ struct SparsifinerHead {
     }
     return {list, Select<W>::largest(found, args.budget, list)};
   }
-  static constexpr int kScores = 128;  // at a time
+  static constexpr int kScores = 128;  // keys per block of connectivities
 
   void write(int query, const List& seen) const {
     const int64_t index = head.index(query);
@@ -147,11 +151,11 @@ struct SparsifinerHead {
 
   // Attending -------------------------------------------------------------------------------------------------------
 
-  // A query on its way.
+  // The state of one query of a group.
   struct Visitor : Query {
     List seen;
     typename L::Weighed weighed;
-    int done;  // of the list
+    int done;  // list entries already visited
   };
 
   void attend(int first, int count, const Local& local) const {
@@ -177,8 +181,8 @@ struct SparsifinerHead {
     for (int i = 0; i < count; ++i) L::finish(head, first + i, queries[i].out, queries[i].weighed);
   }
 
-  // Every query's list and scores, as far as one range of keys goes, then the next. Parts are whole vectors, so that
-  // nothing is computed twice; the last has what is left, and the tail.
+  // For each range of keys, for each query: visits the part of its ascending list that lies in the range. Parts are
+  // whole vectors, so that no score is computed twice. The last part has the rest of the list, and the tail.
   template <class Visit>
   INLINE void by_ranges(Visitor* queries, int count, Visit visit) const {
     for (int i = 0; i < count; ++i) queries[i].done = 0;
@@ -194,10 +198,11 @@ struct SparsifinerHead {
       if (end >= tokens) return;
     }
   }
-  // Keys whose rows take a small part of a second-level cache.
+  // Keys per range: 32K numbers (128 KB in fp32), a fraction of the L2 cache.
   int range() const { return 1 + (1 << 15) / padded(rows.width > rows.value_width ? rows.width : rows.value_width); }
 
-  // Every rank that has something left which was not chosen joins the list as one more key, which stands for it.
+  // Appends one list entry per rank whose keys were not all chosen: table row tokens + r, with the tail score of the
+  // rank plus the log of the mass that is left. Returns the number of entries.
   INLINE int add_tail(int query, const Query& memory, int chosen, float* mass) const {
     int32_t* const list = memory.list;
     const float* const score = head.row(args.tail_scores, query);
@@ -208,7 +213,7 @@ struct SparsifinerHead {
       const float left = total[r] - mass[r];
       list[n] = tokens + r;
       memory.p[n] = (score[r] + __builtin_logf(left)) * kLog2e;
-      n += left > 1e-4f * total[r];  // less is rounding
+      n += left > 1e-4f * total[r];  // less is a rounding error
     }
     return n - chosen;
   }

@@ -1,6 +1,11 @@
-// The four products everything is made of. A tile is a group of queries that stand side by side in vector lanes, with
-// their channels transposed (xT[channel][lane]); keys and values are plain rows, wherever they lie, whose numbers are
-// broadcast one by one against the lanes. Nothing is packed, and a softmax over keys needs no sum across lanes.
+// Micro-kernels for a tile of queries. A tile holds one query per vector lane, with its channels transposed to
+// xT [channels][lanes]. Keys and values are rows at arbitrary addresses; their numbers are broadcast against the lanes.
+// Rows are not repacked into panels, and a softmax over keys needs no reduction across lanes.
+//
+//     dot        scores:           for each block of rows, for each channel: broadcast, multiply, add
+//     combine    query gradients:  for each block of channels, for each row
+//     scatter    row gradients:    for each block of rows, for each vector of channels, for each lane
+//     gather, spread               transpose [lanes][channels] to [channels][lanes], and back
 #pragma once
 
 #include "words.hpp"
@@ -12,7 +17,7 @@ struct Tile {
   using S = Simd<W>;
   using F = typename S::F;
   static constexpr int kVectors = V, kLanes = W * V;
-  // Rows (or channels) at once: enough accumulators to hide the latency of multiply-adds, few enough for registers.
+  // Rows (or channels) per block: enough accumulators to hide FMA latency, and few enough to stay in registers.
   static constexpr int kBlock = (kLanes < 16 ? 8 : 12) / V;
 
   struct Lanes {
@@ -32,8 +37,8 @@ struct Tile {
     }
   };
 
-  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows of `width` words. A function of its own: kBlock
-  // pointers and as many sums need every register.
+  // out[r][lane] = start[r] + Σ_c row[r][c] · xT[c][lane] for kBlock rows of `width` words; a null `start` means 0. Not
+  // inlined: kBlock pointers and their accumulators need all registers.
   template <class Number = float>
   static __attribute__((noinline)) void dot(const typename WordOf<Number>::Word* const* row,
                                             const typename Words<W, Number>::Start* start,
@@ -59,7 +64,7 @@ struct Tile {
       UNROLL for (int c = 0; c < 4; ++c) add(xT + c * kLanes, c);
       UNROLL for (int i = 0; i < kBlock; ++i) {
         r[i] += 4;
-        asm("" : "+r"(r[i]));  // or compilers count from elsewhere, and run out of registers
+        asm("" : "+r"(r[i]));  // keeps one pointer per row: compilers rebase addresses otherwise, and spill
       }
     }
     for (; xT < end; xT += kLanes) {
@@ -78,8 +83,9 @@ struct Tile {
     combine_rest<kBlock - 1>(row, p, count, c, width - c, accT);
   }
 
-  // row[r][c] += Σ_lane p[r][lane] · x[lane][c] over the first `lanes` lanes; x's rows are `width` long, a multiple of
-  // 16. Here lanes of the registers are channels. Rows that may be the same one (`repeats`) are taken one by one.
+  // row[r][c] += Σ_lane p[r][lane] · x[lane][c] over the first `lanes` lanes. x is [lanes][width], and width is a
+  // multiple of 16. Vectors hold channels here. If `repeats`, two entries of `row` may alias, so rows are processed one
+  // at a time.
   static INLINE void scatter(float* const* row, const float* p, int count, bool repeats, const float* x, int lanes,
                              int width) {
     int r = 0;
@@ -87,7 +93,7 @@ struct Tile {
     for (; r < count; ++r) scatter_rows<1>(row + r, p + r * kLanes, x, lanes, width);
   }
 
-  // xT[c][lane] = row[lane][c], in words; lanes from `count` on are 0.
+  // xT[c][lane] = row[lane][c], in words. Lanes from `count` on are 0.
   static INLINE void gather(const uint32_t* const* row, int count, int width, uint32_t* xT) {
     for (int c = 0; c < width; c += W) {  // rows are padded
       for (int l = 0; l < kLanes; l += W) {
@@ -99,7 +105,7 @@ struct Tile {
     }
   }
 
-  // xT[c][lane] = factor · row[lane][c]; lanes from `count` on are 0.
+  // xT[c][lane] = factor · row[lane][c]. Lanes from `count` on are 0.
   static INLINE void gather(const float* const* row, int count, int width, float factor, float* xT) {
     for (int l = 0; l < kLanes; l += W) {
       int c = 0;
@@ -115,7 +121,7 @@ struct Tile {
     }
   }
 
-  // row[lane][c] = factor[lane] · xT[c][lane] for the first `count` lanes: the way back.
+  // row[lane][c] = factor[lane] · xT[c][lane] for the first `count` lanes: the inverse of `gather`.
   static INLINE void spread(float* const* row, int count, int width, const Lanes& factor, const float* xT) {
     for (int j = 0; j < V && j * W < count; ++j) {
       const int l = j * W, used = least(W, count - l);
@@ -141,7 +147,7 @@ struct Tile {
     UNROLL for (int i = 0; i < K; ++i) sum[i] = Lanes::load(accT + int64_t(c + i) * kLanes);
     for (int r = 0; r < count; ++r) {
       const float* values = row[r] + c;
-      asm("" : "+r"(values));  // the same
+      asm("" : "+r"(values));  // keeps one pointer per row, as in `dot`
       const Lanes weight = Lanes::load(p + int64_t(r) * kLanes);
       UNROLL for (int i = 0; i < K; ++i) {
         const F value = S::splat(values[i]);

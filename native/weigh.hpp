@@ -1,5 +1,8 @@
-// Rows added up by weights, for several queries at once: here the lanes are channels, so that a row that was loaded
-// serves every query, and a weight a whole row.
+// Weighted sums of rows for several queries: the PV product. Lanes are channels, so one loaded row serves Q queries,
+// and one broadcast weight serves a vector of channels.
+//
+// Loop order: blocks of channels (kVectors<Q> vectors), then rows (kNumbers at a time), then queries. Q · kVectors<Q>
+// accumulators stay in registers over all rows.
 #pragma once
 
 #include "words.hpp"
@@ -12,14 +15,16 @@ struct Weigh {
   using F = typename S::F;
   using N = Words<W, Number>;
   using Word = typename N::Word;
-  // Queries at once, of many. Rows of words that hold several numbers are put together anew for each lot of queries.
+  // Block size for callers with many queries. bf16 rows are interleaved again for each block, so with 16 lanes the
+  // block is larger.
   static constexpr int kQueries = W == 16 && N::kNumbers > 1 ? 16 : 4;
-  // Vectors of channels at once, for Q queries: as many sums as registers hold beside a row and a weight.
+  // Vectors of channels per block: as many accumulators as registers can hold beside the row and the weight.
   template <int Q>
   static constexpr int kVectors = (W == 16 ? 16 : 12) / Q < 4 ? (W == 16 ? 16 : 12) / Q : 4;
 
-  // out[query][c] += Σ_r row[r][c] · p[r · stride + query] over `count` rows, for Q queries and every channel
-  // c < width, a multiple of 16. Words of p hold the weights of as many rows, those of the last perhaps a 0.
+  // out[query][c] += Σ_r row[r][c] · p[r][query] over `count` rows, for Q queries and every channel c < width, a
+  // multiple of 16. p is [words of rows][stride]: a word holds the weights of kNumbers consecutive rows, and the last
+  // word is padded with 0.
   template <int Q>
   static __attribute__((noinline)) void add(const Number* const* row, const Word* p, int stride, int count, float* out,
                                             int width) {

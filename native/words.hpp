@@ -1,18 +1,22 @@
-// Numbers in words of 32 bits: one float, two bfloat16 or four bytes. Every product of the kernels is a sum over words,
-// so that one micro-kernel (Tile::dot, FewQueries, Weigh, OwnList) serves every element type.
+// Dot products over 32-bit words: one float, two bf16 numbers or four bytes per word. Every product of the kernels is a
+// sum over words, so one micro-kernel (Tile::dot, FewQueries, Weigh, OwnList) serves every element type.
 //
-// Words<W, Number> has
-//     Word, kNumbers           the word's type, and how many numbers it holds
-//     Vec, Sum, Start          vectors of W words, and of W sums; what one sum starts with
-//     load, splat              words from memory, one for each lane or one for all
-//     across, last             a word for each lane of kNumbers rows that lie apart, a number from each; of one row alone
-//     add                      sum + Σ of the products of two words' numbers
-//     exp2                     2^x, to be rounded to such a number
-// and, of several numbers,
-//     rounded                  a word for each lane of kNumbers floats
+// Words<W, Number> specialises, for W words per vector:
+//     Word, kNumbers           type of a word; numbers per word
+//     Vec, Sum, Start          vector of W words; vector of W accumulators; type of an accumulator's initial value
+//     load, splat              loads W words; broadcasts one word
+//     across(row, c)           interleaves kNumbers rows: lane i holds channel c + i of each row
+//     last(row, c)             the same for a single row; the remaining numbers of each word are 0
+//     add(sum, a, b)           sum + Σ over the numbers of a word of a · b, per lane
+//     exp2                     2^x, accurate enough for a result that is rounded to Number
+// and, if kNumbers is 2:
+//     rounded(first, second)   rounds two vectors of floats and interleaves them into words
+//     store                    stores W words
+// Byte words need only load, splat and add.
 //
-// The products of two bfloat16 are exact in a float, and each is added with one rounding, the second number's first.
-// AVX512-BF16 does the same in one instruction, but takes numbers below 2^-126 for 0 and may round a pair once.
+// A product of two bf16 numbers is exact in fp32. The generic `add` rounds once per product and adds the second
+// number's product first. AVX512-BF16 computes `add` in one instruction (VDPBF16PS): it treats subnormals (below
+// 2^-126) as 0 and may round once per pair.
 #pragma once
 
 #include "simd.hpp"
@@ -30,13 +34,13 @@ struct WordOf<float> {
   static constexpr int kNumbers = 1;
 };
 
-// Words that hold so many numbers.
+// The number of words that hold `count` numbers.
 template <class Number>
 INLINE constexpr int words(int count) {
   return (count + WordOf<Number>::kNumbers - 1) / WordOf<Number>::kNumbers;
 }
 
-// How keys and values are kept, and what scores are products of.
+// Precision policies: the element types of packed keys and values, and the type of the operands of QKᵀ.
 struct Single {
   using Key = float;
   using Value = float;
@@ -47,19 +51,19 @@ struct Half {
   using Key = Bf16;
   using Value = Bf16;
   using Score = Bf16;
-  static constexpr bool kRounds = true, kBytes = false;  // weights too, to bfloat16
+  static constexpr bool kRounds = true, kBytes = false;  // softmax weights are rounded to bf16 as well
 };
-struct Byte {  // as Half, with products of bytes (bytes.hpp)
+struct Byte {  // like Half, but QKᵀ multiplies int8 (bytes.hpp)
   using Key = Bf16;
   using Value = Bf16;
   using Score = int8_t;
   static constexpr bool kRounds = true, kBytes = true;
 };
 
-// 1 in both halves of a word, or in one of them.
+// bf16 words (1, 1), (1, 0) and (0, 1); the first number is the low half.
 constexpr uint32_t kOnes = 0x3f803f80u, kFirstOne = 0x3f80u, kSecondOne = 0x3f800000u;
 
-// Two numbers that bfloat16 holds, as a word.
+// Packs two floats that are exact in bf16 into one word.
 INLINE uint32_t pair_of(float first, float second) {
   uint32_t bits[2];
   std::memcpy(bits, &first, sizeof first);
@@ -110,9 +114,9 @@ struct Words<W, Bf16> : WordOf<Bf16> {
   static INLINE Sum add(Sum sum, const Vec& a, const Vec& b) {
     return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
   }
-  // As Simd's, with a relative error below 3e-6.
+  // As Simd::exp2, with a relative error below 3e-6: the result is rounded to bf16.
   static INLINE F exp2(F x) {
-    const __m512 y = _mm512_max_ps(_mm512_set1_ps(-160.f), (__m512)x);  // of a NaN, the second
+    const __m512 y = _mm512_max_ps(_mm512_set1_ps(-160.f), (__m512)x);  // returns the second operand for NaN
     const __m512 n = _mm512_roundscale_ps(y, 0), f = _mm512_sub_ps(y, n);
     const F p = (((9.5701e-3f * (F)f + 5.591786e-2f) * (F)f + 2.4024745e-1f) * (F)f + 6.9312181e-1f) * (F)f + 0.99999926f;
     return (F)_mm512_scalef_ps((__m512)p, n);
@@ -126,7 +130,7 @@ struct Words<W, Bf16> : WordOf<Bf16> {
 
  private:
   static INLINE Vec lanes() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
-  // 0, 32, 1, 33, …: a number of the first row, one of the second.
+  // Permutation indices 0, 32, 1, 33, …: interleaves the numbers of two rows.
   static INLINE Vec by_turns() {
     const Vec lane = lanes();
     return _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(32)), 16));
@@ -137,7 +141,7 @@ struct Words<W, Bf16> : WordOf<Bf16> {
   static INLINE Vec load(const Word* from) { return vreinterpretq_bf16_u32(vld1q_u32(from)); }
   static INLINE Vec splat(Word x) {
     uint32x4_t words = vdupq_n_u32(x);
-    asm("" : "+w"(words));  // GCC 12 writes a constant of bfloat16 as one of another type of 16 bits
+    asm("" : "+w"(words));  // hides constants from GCC 12, which emits bf16 constants as another 16-bit type
     return vreinterpretq_bf16_u32(words);
   }
   static INLINE Vec across(const Number* const* row, int c) { return zipped(four(row[0] + c), four(row[1] + c)); }
@@ -157,7 +161,7 @@ struct Words<W, Bf16> : WordOf<Bf16> {
   }
   static INLINE Vec zipped(uint16x8_t first, uint16x8_t second) { return vreinterpretq_bf16_u16(vzip1q_u16(first, second)); }
 #else
-  struct Vec {  // the two numbers of each word, widened
+  struct Vec {  // the two numbers of each word, widened to fp32
     F first, second;
   };
   static INLINE Vec load(const Word* from) { return split(S::load(from)); }
@@ -177,7 +181,7 @@ struct Words<W, Bf16> : WordOf<Bf16> {
 #endif
 };
 
-// Bytes: the first factor's have no sign, the second's have one. Sums are whole numbers.
+// int8 products with int32 accumulators: operand `a` of `add` is unsigned, operand `b` is signed.
 template <int W>
 struct Words<W, int8_t> : WordOf<int8_t> {
   using S = Simd<W>;
