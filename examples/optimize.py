@@ -1,6 +1,6 @@
 """From a model to the fastest file that keeps its predictions: python examples/optimize.py
 
-`optimize` searches attention, token merging, precision and runtime, and times every variant where it will run. This
+`optimize` searches attention, token merging, precision and runtime, and times every variant in its own runtime. This
 example uses generated scenes and random weights, so its accuracy drops are meaningless. With your weights:
 attendless.open_model(NAME, weights=FILE).
 """

@@ -1,6 +1,6 @@
 """Test an attention of your own and count its cost: python examples/own_attention.py
 
-`neighbours.py`, beside this file, is the whole attention: 30 lines. Every command accepts it once it is registered.
+`neighbours.py`, beside this file, is the whole attention. Every command accepts a registered attention.
 """
 
 from collections import Counter

@@ -3,8 +3,8 @@
     python examples/sam2_weights.py sam2        # the weights, about a minute
     python examples/sam2_masks.py sam2 photo.jpg
 
-The last command prints how well the masks of `foveal` agree with those of full attention. With the command line (the
-module of the metric registers the model too):
+The last command prints how well the masks of `foveal` agree with those of full attention. On the command line, this
+module provides the metric and registers the model:
 
     cd examples
     attendless eval sam2_tiny_encoder --weights sam2/encoder.safetensors --data photos/ \
@@ -13,8 +13,8 @@ module of the metric registers the model too):
         --metric sam2_masks:mask_agreement --no-labels --max-drop 1.0 --out fast/
 
 The metric prompts SAM 2's mask decoder with four points per image and returns the mean intersection over union with the
-masks of the original encoder, each weighted by the quality that the decoder predicts for the original's mask. It needs
-no labels. The environment variable `SAM2` names the folder of decoder.onnx (default: sam2).
+masks of the original encoder, each weighted by the quality that the decoder predicts for the original's mask. The
+metric needs no labels. The environment variable `SAM2` names the folder of decoder.onnx (default: sam2).
 """
 
 import functools
@@ -42,8 +42,8 @@ POINT, BOX = [1], [2, 3]
 class Encoder(nn.Module):
     """SAM 2's image encoder: trunk and neck.
 
-    `eval` and `optimize` compare one output per image. It holds the three maps that the mask decoder reads for an image
-    of S × S pixels, [32, S/4, S/4], [64, S/8, S/8] and [256, S/16, S/16], in one row of 4 · S · S numbers.
+    `eval` and `optimize` compare one output per image: a row of 4 · S · S numbers for an image of S × S pixels. The row
+    holds the three maps that the mask decoder reads, [32, S/4, S/4], [64, S/8, S/8] and [256, S/16, S/16].
     """
 
     num_classes = 0
