@@ -32,7 +32,7 @@ class Full(Attention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, context: Context) -> tuple[Tensor, Context]:
         grid = context.grid
         if "scores" not in context.wants and context.residual is None and grid.weighting != "mask":
-            attend = operations.remaining if grid.reduced else full
+            attend = operations.remaining if _may_differ(grid, q.dtype) else full
             return attend(q, k, v, scale=self.scale, key_bias=grid.key_bias(q.dtype), dropout=self.dropout), context
         # The scores are needed explicitly; the fused kernel would compute them a second time.
         scores = self.scale * q @ k.transpose(-2, -1)
@@ -56,9 +56,16 @@ class Full(Attention):
         return None
 
     def choice(self, grid: Grid, batch: int = 1) -> Choice:
-        if not grid.reduced:
+        case = self.case_of("remaining", Whole(grid.tokens), batch)
+        if not _may_differ(grid, case.dtype):
             return Choice("sdpa", "full attention runs in PyTorch's fused kernel")
-        return dispatch.choose(self.case_of("remaining", Whole(grid.tokens), batch))
+        return dispatch.choose(case)
+
+
+def _may_differ(grid: Grid, dtype: torch.dtype) -> bool:
+    """Whether outputs may differ from timm's in rounding: on reduced tokens, and in bf16, in which PyTorch's fused kernel
+    is slow on CPUs. In fp32 on the whole grid they stay bit-identical."""
+    return grid.reduced or dtype is torch.bfloat16
 
 
 def _weights(scores: Tensor, grid: Grid) -> Tensor:

@@ -82,11 +82,17 @@ class Session:
         if not variants:
             return done
         most = max(map(self._count, variants))
+        names = {one: f"predictions and divergence of {_name(one)}, choosing {self._count(one)}" for one in variants}
+        ready = list[Variant]()
+        for variant in variants:
+            with self._left_out(variant):
+                if names[variant] not in self.search.log:
+                    self.prepare(variant)
+                ready.append(variant)
         with self.search.progress(f"judging {len(variants)} on {most} images", len(variants)) as step:
-            for variant in variants:
+            for variant in ready:
                 with self._left_out(variant):
-                    name = f"predictions and divergence of {_name(variant)}, choosing {self._count(variant)}"
-                    self.readings[variant] = self.search.log.get(name, partial(self._read, variant))
+                    self.readings[variant] = self.search.log.get(names[variant], partial(self._read, variant))
                     done.append(variant)
                 step(1)
         return done

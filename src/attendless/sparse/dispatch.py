@@ -140,9 +140,10 @@ def against_full(case: Case) -> tuple[float, float] | None:
     if policy() == "off" or case.device != "cpu":
         return None
     calibration.measured(case.dtype)
-    full = Case("full", Whole(case.plan.tokens), case.batch, case.heads, case.width, case.dtype)
+    op = "remaining" if case.dtype is torch.bfloat16 else "full"  # as in `attention/full.py`
+    full = Case(op, Whole(case.plan.tokens), case.batch, case.heads, case.width, case.dtype)
     ours = calibration.seconds(backend(case.op, choose(case).backend), case)
-    theirs = calibration.seconds(backend("full", choose(full).backend), full)
+    theirs = calibration.seconds(backend(op, choose(full).backend), full)
     return None if ours is None or theirs is None else (ours, theirs)
 
 

@@ -1,7 +1,7 @@
 """The operations that attentions and reducers are made of. `dispatch` chooses the backend that computes each.
 
-    full         softmax(q kᵀ) v by PyTorch's fused kernel, as the baseline of cost measurements
-    remaining    full attention over the tokens that reducers left, each of which may stand for several
+    full         softmax(q kᵀ) v by PyTorch's fused kernel, bit-identical to timm's
+    remaining    full attention over the tokens that reducers left, each of which may stand for several; and in bf16
     foveal       each tile of queries attends to its chosen cells sharply and to the rest of the grid blurred
     block        each block of queries attends to the blocks of keys that a fixed pattern names
     gather       each query attends to a list of keys of its own
