@@ -63,8 +63,8 @@ class Full(Attention):
 
 
 def _may_differ(grid: Grid, dtype: torch.dtype) -> bool:
-    """Whether outputs may differ from timm's in rounding: on reduced tokens, and in bf16, in which PyTorch's fused kernel
-    is slow on CPUs. In fp32 on the whole grid they stay bit-identical."""
+    """Whether outputs may differ from timm's in rounding: on reduced tokens, and in bf16, in which PyTorch's kernel is
+    slow on CPUs. In fp32 on the whole grid they stay bit-identical."""
     return grid.reduced or dtype is torch.bfloat16
 
 
