@@ -41,7 +41,7 @@ std::vector<const Kernels*> available() {
 #endif
 #if defined(ATTENDLESS_HAS_AVX512BF16)
   if (has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
     sets.push_back(&avx512bf16::kernels);
   }
 #endif

@@ -15,9 +15,9 @@ struct Weigh {
   using F = typename S::F;
   using N = Words<W, Number>;
   using Word = typename N::Word;
-  // Block size for callers with many queries. bf16 rows are interleaved again for each block, so with 16 lanes the
-  // block is larger.
-  static constexpr int kQueries = W == 16 && N::kNumbers > 1 ? 16 : 4;
+  // Block size for callers with many queries: with kVectors below, weights and rows take as many loads as products take
+  // cycles. bf16 rows are interleaved again for each block, so with 16 lanes the block is larger.
+  static constexpr int kQueries = W == 16 && N::kNumbers > 1 ? 8 : 4;
   // Vectors of channels per block: as many accumulators as registers can hold beside the row and the weight.
   template <int Q>
   static constexpr int kVectors = (W == 16 ? 16 : 12) / Q < 4 ? (W == 16 ? 16 : 12) / Q : 4;

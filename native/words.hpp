@@ -104,9 +104,10 @@ struct Words<W, Bf16> : WordOf<Bf16> {
   static INLINE Vec load(const Word* from) { return _mm512_loadu_si512(from); }
   static INLINE Vec splat(Word x) { return _mm512_set1_epi32(int32_t(x)); }
   static INLINE Vec across(const Number* const* row, int c) {
-    const Vec first = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row[0] + c)));
-    const Vec second = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row[1] + c)));
-    return _mm512_permutex2var_epi16(first, by_turns(), second);
+    const auto half = [&](int i) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(row[i] + c)); };
+    // Both loads fill 512 bits. GCC 12 spills an accumulator where 256 bits are loaded.
+    const Vec both = _mm512_mask_broadcast_i64x4(_mm512_broadcast_i64x4(half(0)), 0xf0, half(1));
+    return _mm512_permutexvar_epi16(by_turns(), both);
   }
   static INLINE Vec last(const Number* row, int c) {
     return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(row + c)));
@@ -130,10 +131,10 @@ struct Words<W, Bf16> : WordOf<Bf16> {
 
  private:
   static INLINE Vec lanes() { return _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0); }
-  // Permutation indices 0, 32, 1, 33, …: interleaves the numbers of two rows.
+  // Permutation indices 0, 16, 1, 17, …: interleaves the numbers of two rows.
   static INLINE Vec by_turns() {
     const Vec lane = lanes();
-    return _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(32)), 16));
+    return _mm512_or_si512(lane, _mm512_slli_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(16)), 16));
   }
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
   static_assert(W == 4);
