@@ -118,6 +118,7 @@ def test_registered_models_take_every_weight_of_timms(name: str) -> None:
 
 
 def test_pretrained_weights_load_under_any_attention(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("WARNING", logger="attendless")  # other packages change the root logger's level in this process
     theirs = moved(timm.create_model("pvt_v2_b0"))
     save_file(theirs.state_dict(), tmp_path / "b0.safetensors")
     found = {"pretrained": True, "pretrained_cfg_overlay": {"file": str(tmp_path / "b0.safetensors")}}
