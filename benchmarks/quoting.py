@@ -38,6 +38,7 @@ QUOTES = {
     "remaining": Quote("docs/results/merged-attention.json", "docs/results/speed.md", "merged-attention"),
     "runtimes": Quote("docs/results/runtimes.json", "docs/results/deploy.md", "runtimes"),
     "precision": Quote("docs/results/precision.json", "docs/precision.md", "precision"),
+    "bf16": Quote("docs/results/bf16.json", "docs/precision.md", "bf16"),
     "growth": Quote("docs/results/growth.json", "docs/results/attentions.md", "growth"),
     "many_cores": Quote("docs/results/many-cores.json", "docs/writing-a-kernel.md", "many-cores"),
     "demo": Quote("docs/results/compare.json", "docs/results/compare.md", "demo"),
