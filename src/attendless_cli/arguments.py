@@ -9,16 +9,19 @@ from typing import Any
 
 Size = tuple[int, int]
 MODEL = "a timm or attendless model name, or a file that attendless saved"
+EXPORTED = f"{MODEL}, exported (.onnx, .xml, .pt2), or a folder of optimize"
 TASKS = ("classification", "detection", "segmentation")
 
 
-def model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help=MODEL)
+def model(parser: argparse.ArgumentParser, *, exported: bool = False) -> None:
+    """`exported`: whether MODEL may be an exported file."""
+    parser.add_argument("model", metavar="MODEL", help=EXPORTED if exported else MODEL)
     weights(parser)
 
 
 def weights(parser: argparse.ArgumentParser) -> None:
-    text = "safetensors file with the model's weights (default: random weights, or those of a saved file)"
+    text = "the model's weights: a safetensors file, or a state dict of PyTorch (default: random weights, or those of a "
+    text += "saved file)"
     parser.add_argument("--weights", metavar="F", help=text)
     parser.add_argument(
         "--pretrained", action="store_true", help="download timm's pretrained weights (needs a network)"
@@ -136,9 +139,7 @@ def host(parser: argparse.ArgumentParser) -> None:
 
 def opening(parser: argparse.ArgumentParser) -> None:
     """MODEL, which may be an exported file, and how it is opened for prediction; `opened` reads them."""
-    parser.add_argument(
-        "model", metavar="MODEL", help=f"{MODEL}, exported (.onnx, .xml, .pt2), or a folder of optimize"
-    )
+    parser.add_argument("model", metavar="MODEL", help=EXPORTED)
     weights(parser)
     attention(parser, many=False)
     tokens(parser, many=False)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.model(parser)
+    arguments.model(parser, exported=True)
     arguments.attention(parser)
     arguments.tokens(parser)
     arguments.predictor(parser)

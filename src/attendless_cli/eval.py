@@ -35,7 +35,7 @@ SCORE_COLUMNS = ("attention", "mean", "95 %", "median", "worst", "vs original", 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    arguments.model(parser)
+    arguments.model(parser, exported=True)
     arguments.attention(parser)
     arguments.tokens(parser)
     arguments.predictor(parser)

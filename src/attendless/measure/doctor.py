@@ -23,7 +23,7 @@ EXTRAS = {
     "onnx": (("onnx", "onnxscript", "onnxruntime"), "exporting to ONNX, and running it"),
     "openvino": (("onnx", "onnxscript", "onnxruntime", "openvino", "nncf"), "exporting to OpenVINO, and running it"),
     "serve": (("fastapi", "uvicorn", "python_multipart", "prometheus_client"), "serving over HTTP"),
-    "cluster": (("ray", "pyarrow"), "answers in Parquet, and work on a cluster"),
+    "cluster": (("ray", "pyarrow"), "predictions in Parquet files, and work on a cluster"),
 }
 _BF16 = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); print(float((a @ a)[0, 0]))"
 
