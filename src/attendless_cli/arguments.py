@@ -20,7 +20,7 @@ def model(parser: argparse.ArgumentParser, *, exported: bool = False) -> None:
 
 
 def weights(parser: argparse.ArgumentParser) -> None:
-    text = "the model's weights: a safetensors file, or a state dict of PyTorch (default: random weights, or those of a "
+    text = "the model's weights: a safetensors file, or a PyTorch state dict (default: random weights, or those of a "
     text += "saved file)"
     parser.add_argument("--weights", metavar="F", help=text)
     parser.add_argument(
