@@ -27,6 +27,8 @@ from .variants import EAGER, Prepared, Variant, Workshop
 
 #: How the note on a variant begins that was not tried for lack of time.
 LATE = "left out, because the time budget was used up: "
+#: So many of them are named.
+_NAMED = 2
 
 
 class Session:
@@ -249,10 +251,12 @@ class Session:
 
 
 def grouped(notes: Iterable[str]) -> tuple[str, ...]:
-    """The notes, each once, with all variants for which there was no time in one of them."""
+    """The notes, each once, with the number of variants for which there was no time in one of them."""
     found = list(dict.fromkeys(notes))
     late = [note.removeprefix(LATE) for note in found if note.startswith(LATE)]
     found = [note for note in found if not note.startswith(LATE)]
+    if len(late) > _NAMED:
+        late = [*late[:_NAMED], f"and {len(late) - _NAMED} more variants"]
     return tuple(found + [f"{LATE}{'; '.join(late)}"] * bool(late))
 
 
