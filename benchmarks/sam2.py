@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import os
 import sys
@@ -265,7 +266,7 @@ def alternating(sets: dict[str, Iterator[Any]]) -> Iterator[tuple[str, Any]]:
     """Ten images of each set in turn, so that an interrupted run has images of every set."""
     while sets:
         for kind, images in list(sets.items()):
-            some = [one for one, _ in zip(images, range(10), strict=False)]
+            some = list(itertools.islice(images, 10))
             yield from ((kind, one) for one in some)
             if len(some) < 10:
                 del sets[kind]

@@ -18,7 +18,7 @@ from attendless.export.description import describe
 from attendless.export.exporting import floats_of
 from attendless.export.features import outputs_of
 from attendless.measure import precision
-from attendless.measure.runtime import find_runtimes, split_precision
+from attendless.measure.runtime import find_runtimes, in_precisions, split_precision
 from attendless_cli.main import main
 
 NAME = "columnar_micro_patch4_32"
@@ -49,6 +49,13 @@ def test_names_of_runtimes_may_end_in_a_precision(with_bf16: None) -> None:
     assert split_precision("openvino-int8") == ("openvino", "int8")
     assert split_precision("onnx-kernels") == ("onnx-kernels", "fp32")
     assert [one.name for one in find_runtimes(["eager", "eager-bf16"])] == ["eager", "eager-bf16"]
+
+
+def test_every_runtime_gets_the_precisions_that_it_has() -> None:
+    found = in_precisions(["eager", "openvino"], ["fp32", "int8"])
+    assert found == ["eager", "openvino", "openvino-int8"]
+    assert in_precisions(["eager"], ["fp32", "int8"]) == ["eager", "eager-int8"], "left in to be refused by name"
+    assert in_precisions(["eagre"], ["int8"]) == ["eagre-int8"]
 
 
 @pytest.mark.parametrize(

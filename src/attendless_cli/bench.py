@@ -42,8 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "runtimes: eager, compile, onnx, onnx-kernels, openvino, pt2; with compile alone every measurement is of "
     text += "compiled models, with several the latency alone is compared (default: eager)"
     parser.add_argument("--runtime", metavar="R", nargs="+", default=[], help=text)
-    text = "precisions: fp32, bf16, int8, each in every runtime, by latency alone; int8 is calibrated on noise "
-    text += "(default: fp32)"
+    text = "precisions: fp32, bf16, int8, each in every runtime that has it, by latency alone; int8 is calibrated on "
+    text += "noise (default: fp32)"
     parser.add_argument("--precision", metavar="P", nargs="+", default=[], help=text)
     arguments.budget(parser, 10.0, "attention and size")
     text = "measure latency alone: no memory, no throughput, no time per part of the model"
@@ -101,6 +101,7 @@ def _run(args: argparse.Namespace) -> None:
     from attendless.measure.bench import bench_rows
     from attendless.measure.plot import plot, slopes
     from attendless.measure.precision import check_precisions
+    from attendless.measure.runtime import in_precisions
     from attendless.measure.timing import Conditions
     from attendless.sizes import size_text
 
@@ -109,8 +110,7 @@ def _run(args: argparse.Namespace) -> None:
     alone = [] if args.runtime in (["eager"], ["compile"]) else args.runtime
     if args.precision not in ([], ["fp32"]):
         check_precisions(args.precision)
-        alone = [f"{runtime}-{one}" for runtime in args.runtime or ["eager"] for one in args.precision]
-        alone = [name.removesuffix("-fp32") for name in alone]
+        alone = in_precisions(args.runtime or ["eager"], args.precision)
     compiled = args.runtime == ["compile"]
     rest = not args.quick and not alone
     told: dict[tuple[int, int], str] = {}

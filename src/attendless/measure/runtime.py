@@ -63,6 +63,18 @@ def find_runtimes(names: Sequence[str]) -> list[Runtime]:
     return found
 
 
+def in_precisions(names: Sequence[str], precisions: Sequence[str]) -> list[str]:
+    """The runtimes in each of these precisions that they know, as `find_runtimes` takes them: `eager`, `openvino-int8`.
+
+    A name or a precision that does not exist, and a precision that none of the runtimes knows, stay in, for
+    `find_runtimes` to raise.
+    """
+    known = {name: _RUNTIMES[name].precisions if name in _RUNTIMES else tuple(precisions) for name in names}
+    some = {one for one in precisions if any(one in each for each in known.values())}
+    pairs = [(name, one) for name in names for one in precisions if one in known[name] or one not in some]
+    return [name if one == "fp32" else f"{name}-{one}" for name, one in pairs]
+
+
 def split_precision(name: str) -> tuple[str, str]:
     """The runtime and the precision in a name: `openvino-int8` → (`openvino`, `int8`)."""
     runtime, _, precision = name.rpartition("-")
