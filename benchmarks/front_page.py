@@ -1,4 +1,4 @@
-"""The README's table and figure: a pretrained model in the best runtime without attendless, and as `optimize` chose it.
+"""The README's table and figure: a pretrained model, unmodified in the best runtime, and as `optimize` chose it.
 
     attendless optimize deit_tiny_patch16_224 --weights W --data IMAGES --max-drop 1.0 --threads 1 --out fast/
     attendless eval fast/ --data OTHER --weights W --json eval.json
@@ -31,7 +31,7 @@ RUNTIMES = {"eager": "PyTorch", "compile": "torch.compile", "onnx": "ONNX Runtim
 RUNTIMES |= {"openvino": "OpenVINO"}
 KEPT = ("runtime", "precision", "attention", "tokens_spec", "unmodified", "latency_ms", "original_ms", "speedup")
 KEPT += ("quartiles", "pairs", "expected_drop", "expected_drop_ci", "agreement", "images")
-COLOURS = {"without attendless": "#59636e", "with attendless": "#0072b2"}
+COLOURS = {"unmodified model": "#59636e", "with attendless": "#0072b2"}
 
 
 def main() -> None:
@@ -99,7 +99,7 @@ def draw(found: dict[str, Any]) -> None:
     for axes, run in zip(panels, found["runs"], strict=True):
         precisions = [p for p in PRECISIONS if fastest(run, p, True) or fastest(run, p, False)]
         for shift, (series, colour) in zip((-0.2, 0.2), COLOURS.items(), strict=True):
-            rows = [fastest(run, precision, series == "without attendless") for precision in precisions]
+            rows = [fastest(run, precision, series == "unmodified model") for precision in precisions]
             places = [place + shift for place, row in enumerate(rows) if row]
             bars = axes.bar(places, [row["speedup"] for row in rows if row], 0.38, color=colour)
             axes.bar_label(bars, fmt="%.2f×", fontsize=9)
@@ -136,7 +136,7 @@ def accuracy(run: dict[str, Any]) -> str:
 
 def block(found: dict[str, Any]) -> str:
     """The README's table: latency and speed-up over timm in eager fp32, and the accuracy drop of the chosen file."""
-    columns = ["", "", *PRECISIONS, "chosen, against the best without", "top-1 (difference, 95 % interval)"]
+    columns = ["", "", *PRECISIONS, "chosen, over the fastest unmodified", "top-1 (difference, 95 % interval)"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for run in found["runs"]:
         where, chosen = f"{run['name']}, {run['size']:,} px", run["chosen"]
@@ -147,7 +147,7 @@ def block(found: dict[str, Any]) -> str:
         gain = f"**{chosen['speedup'] / best_without(run):.2f}×** by {changes(chosen)}"
         lines += [
             f"| {where} | timm, PyTorch | {first['latency_ms']:,.1f} ms | | | | |",
-            f"| | best runtime without attendless | {' | '.join(rest)} | | |",
+            f"| | unmodified, fastest runtime | {' | '.join(rest)} | | |",
             f"| | with `attendless optimize` | {' | '.join(ours)} | {gain} | {accuracy(run)} |",
         ]
     images = {run["judged"]["images"] for run in found["runs"]}

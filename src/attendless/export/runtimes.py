@@ -25,7 +25,7 @@ def _prepare(format: str, kernels: bool | None, model: nn.Module, images: Tensor
         write(model, file, batch=len(images), format=format, kernels=kernels)
         if precision == "int8":
             noise = torch.randn(4 * len(images), *images.shape[1:], generator=torch.Generator().manual_seed(0))
-            quantise(format, file, TensorBatches(noise, len(images)))
+            quantise(format, file, TensorBatches(noise, len(images)), quiet=True)
         run = module.open_raw(file, floats=floats_of(format, precision))
     return partial(run, images.clone())
 

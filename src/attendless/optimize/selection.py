@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
@@ -41,6 +42,8 @@ _FACTORS = (0.5, 4.0)
 _JUDGED, _SAVED = 16, 0.3
 #: How proposals are named in the log.
 _LOGGED = "proposals within"
+#: Targets that differ by dynamic layers alone.
+_ALIKE = 2
 #: Unmodified variants in the final benchmark; twice as many others.
 _FINAL = 2
 
@@ -133,11 +136,19 @@ def to_refine(session: Session) -> list[Target]:
 
 
 def promising(session: Session) -> list[Target]:
-    """The fastest targets whose unmodified model meets the goal: a change can only add to its drop."""
+    """The fastest targets whose unmodified model meets the goal: a change can only add to its drop.
+
+    At most two differ by dynamic layers alone, so that a change which int8 does not bear is tried in bf16 too.
+    """
     unmodified = [c for c in session.outcomes() if not c.variant.change]
     bounded = session.goal.bound is not None
     fitting = [c for c in unmodified if not bounded or session.goal.fits(c)]
-    return [c.target for c in sorted(fitting, key=lambda c: -c.speedup)][: session.pace.targets]
+    found, alike = list[Target](), Counter[tuple[str, str]]()
+    for target in (c.target for c in sorted(fitting, key=lambda c: -c.speedup)):
+        alike[target.runtime, target.precision] += 1
+        if alike[target.runtime, target.precision] <= _ALIKE:
+            found.append(target)
+    return found[: session.pace.targets]
 
 
 def reached(session: Session, variants: Sequence[Variant]) -> bool:
