@@ -170,7 +170,23 @@ def merge(
     cells: Tensor | None = None,
     owners: Tensor | None = None,
 ) -> Merged:
-    """Average `plan.r` patches of x [B, N, C] with the patches of the most similar keys, as `merging.merge` does."""
+    """Average `plan.r` patches of x [B, N, C] with the patches of the most similar keys, as `merging.merge` does.
+
+    Half-precision tokens are merged in fp32 and rounded once; sizes stay fp32.
+    """
+    if x.dtype in (torch.bfloat16, torch.float16):
+        wide = x.float()
+        importance = None if importance is None else importance.float()
+        found = merge(
+            wide,
+            wide if keys is x else keys.float(),
+            plan,
+            importance=importance,
+            sizes=None if sizes is None else sizes.float(),
+            cells=cells,
+            owners=owners,
+        )
+        return found._replace(x=found.x.to(x.dtype))
     case = Case("merge", plan, _batch(x), 1, keys.shape[-1], x.dtype, x.device.type)
     more = {"importance": importance, "sizes": sizes, "cells": cells, "owners": owners}
     return dispatch.run(case, x, keys, **more)
