@@ -20,10 +20,13 @@ def class_attention(q: Tensor, k: Tensor, grid: Grid, *, scale: float) -> Tensor
     A grid without prefix tokens has no class token. There, the row is the mean of the rows of `POOLED` queries, each
     the mean query of a run of neighbouring tokens: nearly the attention that a token receives, for a fraction of its
     cost. One mean query of all tokens would favour other tokens than the single queries do.
+
+    Half-precision tokens are compared in fp32: reducers rank them by small differences.
     """
-    bias = grid.key_bias(q.dtype)
+    wide = torch.promote_types(q.dtype, torch.float32)
+    bias = grid.key_bias(wide)
     few = q[:, :, :1] if grid.prefix else pooled(q)
-    rows = torch.matmul(few * scale, k.transpose(-2, -1))
+    rows = torch.matmul(few.to(wide) * scale, k.to(wide).transpose(-2, -1))
     rows = torch.softmax(rows if bias is None else rows + bias[:, None, None], dim=-1)
     return rows[:, :, 0] if grid.prefix else rows.mean(2)
 
