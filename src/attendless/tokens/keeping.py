@@ -24,7 +24,7 @@ def keep(x: Tensor, grid: Grid, score: Tensor, staying: int, *, fuse: bool = Fal
     places = [cells.gather(1, kept)]
     if fuse:
         weight = score.gather(1, gone)[..., None]
-        tokens.append((_take(patches, gone) * weight).sum(1, keepdim=True))
+        tokens.append((_take(patches, gone) * weight).sum(1, keepdim=True).to(x.dtype))  # scores may be fp32
         # The fused token gets the cell of its patch with the highest score, for attentions that need a position.
         places.append(cells.gather(1, gone[:, :1]))
         fused_to = staying
