@@ -147,7 +147,8 @@ class Findings:
         if not outcome.faster:
             return "slower" if outcome.timed.comparison.interval[1] < 1 else "speed-up not significant"
         if self.goal.bound is not None and not self.goal.fits(outcome):
-            return "beyond the goal"
+            typical = self.goal.min_agreement is None and outcome.likely_drop > outcome.expected_drop
+            return f"beyond the goal: typical drop {outcome.likely_drop:.2f}" if typical else "beyond the goal"
         return "unmodified model" if not outcome.variant.change else ""
 
     @property
