@@ -152,11 +152,11 @@ def block(found: dict[str, Any]) -> str:
         ]
     images = {run["judged"]["images"] for run in found["runs"]}
     about = (
-        "Latency per image and speed-up over timm in PyTorch fp32; one thread, batch 1. Limit: a drop of "
-        f"{found['runs'][0]['goal']['max_drop']:g} percentage point. The chosen file is bold; its top-1 is that on "
+        "Latency per image and speed-up over timm in PyTorch fp32; one thread, batch 1. Limit: an expected "
+        f"drop of {found['runs'][0]['goal']['max_drop']:g} percentage point. The chosen file is bold; its top-1 is that on "
         f"{' and '.join(f'{count:,}' for count in sorted(images))} ImageNet images that `optimize` did not see "
-        "(the weights were trained at 224 px). "
-        "–: not tried; `optimize` changes attention and tokens in the precisions that are fastest without a change. "
+        "(the weights were trained at 224 px, so compare rows of one size only). "
+        "–: not tried, because the unmodified model is faster in another precision. "
         f"{stamp_line(found['runs'][-1]['stamp'])}. [Every variant](docs/results/front-page.json)."
     )
     return "\n".join([*lines, "", about])
