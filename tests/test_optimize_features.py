@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 import steady_clock
 from attendless import UserError
 from attendless.backbones import Columnar
+from attendless.export import open_runner
+from attendless.optimize import rates
 from attendless.optimize import schedules as searching
 from attendless.optimize.judge import relative_error
 from attendless.optimize.optimize import optimize
@@ -83,3 +87,38 @@ def test_presets_are_not_tried_where_tokens_cannot_be_reduced() -> None:
     swin = timm.create_model("swin_tiny_patch4_window7_224", **shape, num_classes=5)
     found = optimize(swin, torch.randn(9, 3, 64, 64), runtimes=["eager"], quick=True, budget="1s", threads=1)
     assert not [note for note in found.notes if "rank" in note]
+
+
+class Detector(nn.Module):
+    """A model that contains a supported one, as detectors do; no checkpoint of ours describes it."""
+
+    num_classes = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        shape: dict[str, Any] = {"img_size": 64, "patch_size": 4, "embed_dim": 32, "depth": 2, "num_heads": 2}
+        self.trunk = timm.create_model("vit_tiny_patch16_224", **shape, num_classes=0)
+        self.neck = nn.Linear(32, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.neck(self.trunk.forward_features(images))
+
+
+def test_attention_is_searched_inside_of_other_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def times(backbone: nn.Module, layers: list[int], specs: list[Any], *given: object) -> Tensor:
+        return torch.tensor([[1.0] + [0.5] * len(specs)] * len(layers))
+
+    steady_clock.install(monkeypatch.setattr)
+    monkeypatch.setitem(steady_clock.SHARES, "foveal", 0.5)
+    monkeypatch.setattr(rates, "attention_times", times)
+    torch.manual_seed(0)
+    images = torch.randn(12, 3, 64, 64)
+    found = optimize(Detector().eval(), images, max_drop=50.0, runtimes=["eager"], budget="10s", threads=1)
+    tried = [one.variant for one in found.outcomes if one.variant.change.layers]
+    assert tried, "the trunk's attentions"
+    assert {one.target.precision for one in tried} == {"fp32"}, "a traced graph computes in fp32 alone"
+    assert any("token reduction was not searched" in note for note in found.notes)
+    changed = next(one for one in found.outcomes if one.variant.change.layers)
+    other = dataclasses.replace(found, chosen=changed, prepared=found.workshop.prepare(changed.variant))
+    assert other.save(tmp_path / "fast").name == "model.pt2"
+    torch.testing.assert_close(open_runner(tmp_path / "fast")(images[:1]), other(images[:1]), atol=1e-4, rtol=1e-3)

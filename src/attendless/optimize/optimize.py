@@ -174,7 +174,7 @@ def optimize(
         drop=scored(searched).drop,
     )
     backbone, notes = starting.backbone_of(original)
-    if notes:  # PyTorch's other precisions are saved as checkpoints, which need a model that can be rebuilt
+    if not starting.rebuilds(original):  # PyTorch's other precisions are saved as checkpoints
         where = [target for target in where if target.format or target.precision == EAGER.precision]
     workshop = Workshop(
         original,

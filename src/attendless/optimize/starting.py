@@ -44,10 +44,19 @@ def plain(model: nn.Module, shape: Sequence[int]) -> nn.Module:
 def backbone_of(original: nn.Module) -> tuple[nn.Module, list[str]]:
     """The model whose attentions can be exchanged; the original itself, with the reason, if there is none."""
     try:
-        return share_weights(backbone_copy(original).eval(), original), []
+        return share_weights(backbone_copy(original, in_place=True).eval(), original), []
     except UserError as error:
         reason, _, _ = str(error).partition(" There are:")  # a list of all supported models
         return original, [f"attention and tokens were not searched: {reason}"]
+
+
+def rebuilds(original: nn.Module) -> bool:
+    """Whether a checkpoint rebuilds the model. Others are saved as traced graphs, which compute in fp32 alone."""
+    try:
+        backbone_copy(original)
+    except UserError:
+        return False
+    return True
 
 
 def targets_of(labels: Tensor | Sequence[int] | None, count: int) -> Tensor | None:
