@@ -24,6 +24,8 @@ from .variants import Target, Variant
 _SHARES = (1 / 8, 1 / 4)
 #: The share of the budget for measuring single layers, and the images to measure on.
 _BUDGET, _LEAST, _MOST = 0.04, 8, 64
+#: The share of the budget above which single layers are not measured.
+_TOO_LONG = 0.15
 
 
 def mixed_targets(session: Session, target: Target) -> list[Target]:
@@ -37,12 +39,16 @@ def mixed_targets(session: Session, target: Target) -> list[Target]:
 
 
 def _measure(session: Session, variant: Variant) -> list[tuple[str, float, int]]:
-    """For each layer: its name, how much of the distance it recovers, and its multiply-accumulates."""
+    """For each layer: its name, how much of the distance it recovers, and its multiply-accumulates. Empty if measuring
+    would take too much of the budget."""
     assert variant.source is not None
     file, original = session.workshop.file(variant), session.workshop.file(variant.source)
     macs = layer_macs(file)
     speedup = session.comparisons[variant].ratio
     seconds = len(macs) * session.original_ms / 1e3 / speedup
+    if _LEAST * seconds > _TOO_LONG * session.deadline.budget:
+        session.notes.append(f"int8 was not measured layer by layer, which would take {_LEAST * seconds:.0f} s")
+        return []
     count = int(max(_LEAST, min(_MOST, _BUDGET * session.deadline.budget / seconds)))
     images, belief = session.images[:count], session.belief[:count]
     floats = floats_of(variant.target.format, "int8")
