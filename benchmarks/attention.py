@@ -101,7 +101,7 @@ def main() -> None:
     found = {"stamp": machine, "rows": rows, "memory": memory}
     write_json(options.json, found)
     if options.publish:
-        publish("attention", machine["torch_capability"], found)
+        publish("attention", machine, found)
     if options.plot:
         plot(rows, options.plot, machine)
 
