@@ -153,8 +153,8 @@ def block(found: dict[str, Any]) -> str:
     images = {run["judged"]["images"] for run in found["runs"]}
     about = (
         "Latency per image and speed-up over timm in PyTorch fp32; one thread, batch 1. Limit: an expected "
-        f"drop of {found['runs'][0]['goal']['max_drop']:g} percentage point. The chosen file is bold; its top-1 is that on "
-        f"{' and '.join(f'{count:,}' for count in sorted(images))} ImageNet images that `optimize` did not see "
+        f"drop of {found['runs'][0]['goal']['max_drop']:g} percentage point. The chosen file is bold; its top-1 is "
+        f"that on {' and '.join(f'{count:,}' for count in sorted(images))} ImageNet images that `optimize` did not see "
         "(the weights were trained at 224 px, so compare rows of one size only). "
         "–: not tried, because the unmodified model is faster in another precision. "
         f"{stamp_line(found['runs'][-1]['stamp'])}. [Every variant](docs/results/front-page.json)."
