@@ -214,3 +214,28 @@ def test_a_quick_search_tries_int8_with_vnni_alone(monkeypatch: pytest.MonkeyPat
     assert "without VNNI" in known.notes[0]
     cpu(monkeypatch, "avx2", "avx_vnni")
     assert known.pays(variant)
+
+
+class Unbiased(nn.Module):
+    """After an activation function, a layer without a bias whose outputs are read twice."""
+
+    num_classes = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.widen, self.narrow = nn.Linear(48, 64, bias=False), nn.Linear(64, 3, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        given = self.narrow(nn.functional.gelu(self.widen(images.mean(2).flatten(1))))
+        return given * given.tanh()
+
+
+def test_a_layer_without_a_bias_becomes_dynamic(tmp_path: Path) -> None:
+    pytest.importorskip("nncf")
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 16, 16)
+    found = optimize(
+        Unbiased().eval(), images.repeat(3, 1, 1, 1), runtimes=["openvino"], precisions=["int8"], budget="1s"
+    )
+    assert not any("left out: unmodified in openvino int8" in note for note in found.notes), found.notes
+    assert any(one.target == Target("openvino", "int8") for one in found.outcomes)

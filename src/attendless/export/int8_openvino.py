@@ -72,7 +72,7 @@ def quantise_like(path: Path, quantised: Path, original: Path) -> bool:
     model, theirs = read_with_kernels(path), read_with_kernels(quantised)
     named = {layer_name(node): node for node in theirs.get_ops() if node.get_type_name() in _PRODUCTS}
     known = {
-        _weights(node): named[layer_name(node)] for node in read_with_kernels(original).get_ops() if _is_layer(node)
+        _weights(node): named.get(layer_name(node)) for node in read_with_kernels(original).get_ops() if _is_layer(node)
     }
     layers = [node for node in model.get_ordered_ops() if _is_layer(node)]
     found: list[Any] = [known.get(_weights(node)) for node in layers]
@@ -87,9 +87,7 @@ def quantise_like(path: Path, quantised: Path, original: Path) -> bool:
                 made[key] = _rounded(source, other.input_value(0))
             node.input(0).replace_source_output(made[key])
         node.input(1).replace_source_output(_copied(other.input_value(1)))
-        (added,), (bias,) = (list(one.output(0).get_target_inputs()) for one in (node, other))
-        if added.get_node().get_type_name() == "Add":
-            _put_bias(added.get_node(), bias.get_node())
+        _put_bias(node, other)
     _replace(path, model)
     return True
 
@@ -159,9 +157,9 @@ def _dynamic(model: Any, original: Any, names: set[str]) -> None:
 
     A convolution returns to floating point.
     """
-    known = {layer_name(node): node for node in original.get_ops() if node.get_type_name() in _PRODUCTS}
+    known = {layer_name(node): node for node in original.get_ops() if _is_layer(node) and layer_name(node) in names}
     for node in model.get_ordered_ops():
-        if not _is_static(node) or layer_name(node) not in names:
+        if not _is_static(node) or layer_name(node) not in known:
             continue
         before = known[layer_name(node)]
         source = node.input_value(0).get_node().input_value(0)
@@ -169,10 +167,7 @@ def _dynamic(model: Any, original: Any, names: set[str]) -> None:
             source = source.get_node().input_value(0)
         node.input(0).replace_source_output(source)
         node.input(1).replace_source_output(_int8_weights(before.input_value(1).get_node(), node))
-        # The quantiser corrects biases for the error of the layer.
-        (added,), (bias,) = (list(one.output(0).get_target_inputs()) for one in (node, before))
-        if added.get_node().get_type_name() == "Add":
-            _put_bias(added.get_node(), bias.get_node())
+        _put_bias(node, before)  # the quantiser corrects biases for the error of the layer
 
 
 def _int8_weights(constant: Any, node: Any) -> Any:
@@ -193,10 +188,15 @@ def _reads_function(node: Any) -> bool:
     return read in _FUNCTIONS and _is_layer(node)
 
 
-def _put_bias(node: Any, before: Any) -> None:
+def _put_bias(node: Any, other: Any) -> None:
+    """Give a layer the bias of another one, if a constant is added to the outputs of both."""
+    (added, *more), (theirs, *_) = (list(one.output(0).get_target_inputs()) for one in (node, other))
+    added, theirs = added.get_node(), theirs.get_node()
+    if more or {added.get_type_name(), theirs.get_type_name()} != {"Add"}:
+        return
     for i in range(2):
-        if _constant(node.input_value(i).get_node()) and _constant(before.input_value(i).get_node()):
-            node.input(i).replace_source_output(_copied(before.input_value(i)))
+        if _constant(added.input_value(i).get_node()) and _constant(theirs.input_value(i).get_node()):
+            added.input(i).replace_source_output(_copied(theirs.input_value(i)))
 
 
 def _copied(value: Any) -> Any:
